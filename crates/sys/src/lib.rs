@@ -1,1 +1,22 @@
+//! The kernel, where the safe wrappers end.
+//!
+//! Everything `unsafe` of the workspace lives here, small enough to be read at one sitting:
+//!
+//! * [`Memory`]: a memfd that can be mapped, how snapshots travel between processes without a copy;
+//! * [`message`]: bytes with open descriptors over a unix socket, how the node hands things to a worker;
+//! * [`packet_socket`]: the raw link that a sandbox's network stack sits on;
+//! * [`detached_overlay`], [`detached_bind`]: mounts that exist only as descriptors until a worker attaches them,
+//!   so that a crash leaves none behind.
 
+mod cgroup;
+mod memory;
+pub mod message;
+mod mount;
+mod packet;
+mod tree;
+
+pub use cgroup::{Cgroup, CgroupVersion, Limits};
+pub use memory::{Mapping, Memory};
+pub use mount::{attach, detached_bind, detached_overlay};
+pub use packet::packet_socket;
+pub use tree::in_new_namespaces;

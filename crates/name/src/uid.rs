@@ -25,6 +25,11 @@ macro_rules! uid {
                 Uuid::try_parse(text).map(Self).map_err(|_| UidError)
             }
 
+            /// Bytes that [`as_bytes`](Self::as_bytes) gave.
+            pub fn from_bytes(bytes: [u8; 16]) -> Self {
+                Self(Uuid::from_bytes(bytes))
+            }
+
             pub fn as_bytes(&self) -> &[u8; 16] {
                 self.0.as_bytes()
             }

@@ -102,9 +102,7 @@ impl Preface {
         }
         let port = u16::from_be_bytes(field(bytes, 6));
         let generation = Generation::new(u64::from_be_bytes(field(bytes, 8)));
-        let uid = u128::from_be_bytes(field(bytes, 16));
-        // By way of text, because the other constructor of a uid overwrites its version bits.
-        let uid = ActorUid::parse(&format!("{uid:032x}")).expect("32 hexadecimal digits are a uuid");
+        let uid = ActorUid::from_bytes(field(bytes, 16));
         Ok(Self { uid, generation, port })
     }
 }

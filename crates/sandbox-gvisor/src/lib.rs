@@ -16,11 +16,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use ate_sandbox::{
-    Capabilities, Driver, Exec, Exit, LinkConfig, Reaper, Sandbox, SandboxError, Spawned, Workload,
-};
+use ate_sandbox::{Capabilities, Driver, Exec, Exit, LinkConfig, Reaper, Sandbox, SandboxError, Spawned, Workload};
 use ate_sys::{Cgroup, Memory};
 use rustix::process::{Pid, Signal, kill_process};
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -102,7 +101,14 @@ impl GvisorDriver {
         Err(SandboxError::Runtime { what: format!("{what} ({exited:?})"), message })
     }
 
-    async fn create(&self, workload: &Workload, index: usize, root_id: &str, id: &str, stdio: &OwnedFd) -> Result<(), SandboxError> {
+    async fn create(
+        &self,
+        workload: &Workload,
+        index: usize,
+        root_id: &str,
+        id: &str,
+        stdio: &OwnedFd,
+    ) -> Result<(), SandboxError> {
         let container = &workload.containers[index];
         let spec = spec::oci(workload, container, index == 0, root_id);
         spec::write_bundle(&self.bundle(id), &spec).map_err(SandboxError::io("write the bundle"))?;
@@ -125,7 +131,12 @@ impl Driver for GvisorDriver {
         Capabilities { freeze: true, full_snapshot: true }
     }
 
-    async fn prepare(&self, workload: &Workload, id: &str, stdio: Vec<OwnedFd>) -> Result<Box<dyn Sandbox>, SandboxError> {
+    async fn prepare(
+        &self,
+        workload: &Workload,
+        id: &str,
+        stdio: Vec<OwnedFd>,
+    ) -> Result<Box<dyn Sandbox>, SandboxError> {
         std::fs::create_dir_all(self.state()).map_err(SandboxError::io("make the state directory"))?;
         self.create(workload, 0, id, id, &stdio[0]).await?;
         let [sandbox, gofer] = self.pids(id)?;
@@ -157,14 +168,17 @@ impl Driver for GvisorDriver {
 impl GvisorDriver {
     /// The sandbox's and the gofer's pid, from the state that `create` has left.
     fn pids(&self, id: &str) -> Result<[u32; 2], SandboxError> {
-        let broken = |message: &str| SandboxError::Runtime { what: format!("read the state of {id}"), message: message.into() };
+        let broken =
+            |message: &str| SandboxError::Runtime { what: format!("read the state of {id}"), message: message.into() };
         let entries = std::fs::read_dir(self.state()).map_err(SandboxError::io("list the state directory"))?;
         let file = entries
             .filter_map(|entry| Some(entry.ok()?.path()))
-            .find(|path| path.file_name().is_some_and(|name| {
-                let name = name.to_string_lossy();
-                name.starts_with(&format!("{id}_")) && name.ends_with(".state")
-            }))
+            .find(|path| {
+                path.file_name().is_some_and(|name| {
+                    let name = name.to_string_lossy();
+                    name.starts_with(&format!("{id}_")) && name.ends_with(".state")
+                })
+            })
             .ok_or_else(|| broken("there is no state file"))?;
         let state = std::fs::read(file).map_err(SandboxError::io("read the state file"))?;
         let state: Value = serde_json::from_slice(&state).map_err(|error| broken(&error.to_string()))?;
@@ -203,30 +217,44 @@ impl GvisorBox {
             Ok(Ok(result)) => Ok(result),
             Ok(Err(CallError::Refused(message))) => Err(SandboxError::Runtime { what: method.to_owned(), message }),
             Ok(Err(CallError::Io(source))) => Err(SandboxError::Io { what: format!("call {method}"), source }),
-            Ok(Err(error @ CallError::Garbled(_))) => Err(SandboxError::Runtime { what: method.to_owned(), message: error.to_string() }),
+            Ok(Err(error @ CallError::Garbled(_))) => {
+                Err(SandboxError::Runtime { what: method.to_owned(), message: error.to_string() })
+            }
             Err(_) => Err(SandboxError::Timeout { what: method.to_owned(), after: within }),
         }
     }
 
     async fn connect_network(&self, link: &LinkConfig, socket: BorrowedFd<'_>) -> Result<(), SandboxError> {
-        self.call("SetNetworkArgs", &spec::network(link), &[socket], CALL_TIMEOUT).await
+        let IgnoredAny = self.call("SetNetworkArgs", &spec::network(link), &[socket], CALL_TIMEOUT).await?;
+        Ok(())
     }
 
     /// Follows the box to its end. `started`: ask the sandbox for the workload's exit, on a connection of its own, since
     /// the call waits as long as the workload lives, over freezes and checkpoints.
     fn watch_exit(&self, started: bool) {
         let control = Control::new(&self.runsc.socket(&self.id));
-        let (exit, sandbox, cgroup, id) = (self.exit.clone(), self.sandbox.clone(), self.cgroup.clone(), self.id.clone());
+        let (exit, sandbox, cgroup, id) =
+            (self.exit.clone(), self.sandbox.clone(), self.cgroup.clone(), self.id.clone());
         let task = tokio::spawn(async move {
             if started && let Ok(status) = control.call("containerManager.Wait", &json!(id), &[]).await {
-                exit.send_if_modified(|known| known.is_none() && { *known = Some(from_status(status)); true });
+                exit.send_if_modified(|known| {
+                    known.is_none() && {
+                        *known = Some(from_status(status));
+                        true
+                    }
+                });
             }
             sandbox.exited().await;
             let killed = match cgroup {
                 Some(cgroup) if cgroup.oom_kills() > 0 => Exit::OutOfMemory,
                 _ => Exit::Killed,
             };
-            exit.send_if_modified(|known| known.is_none() && { *known = Some(killed); true });
+            exit.send_if_modified(|known| {
+                known.is_none() && {
+                    *known = Some(killed);
+                    true
+                }
+            });
         });
         // The watcher from before the start knows nothing of the workload's exit: the later one takes its place.
         if let Some(earlier) = self.watcher.lock().expect("no holder panics").replace(task.abort_handle()) {
@@ -247,7 +275,7 @@ fn from_status(status: u32) -> Exit {
 impl Sandbox for GvisorBox {
     async fn run(&self, link: &LinkConfig, socket: BorrowedFd<'_>) -> Result<(), SandboxError> {
         self.connect_network(link, socket).await?;
-        let () = self.call("StartRoot", &json!(self.id), &[], CALL_TIMEOUT).await?;
+        let IgnoredAny = self.call("StartRoot", &json!(self.id), &[], CALL_TIMEOUT).await?;
         for other in &self.others {
             let mut command = self.runsc.command(&self.id);
             command.args(["start", other]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -261,18 +289,20 @@ impl Sandbox for GvisorBox {
         self.connect_network(link, socket).await?;
         image.rewind().map_err(SandboxError::io("rewind the image"))?;
         let options = json!({"HavePagesFile": false, "HaveDeviceFile": false, "Background": false});
-        let () = self.call("Restore", &options, &[image.as_fd()], IMAGE_TIMEOUT).await?;
+        let IgnoredAny = self.call("Restore", &options, &[image.as_fd()], IMAGE_TIMEOUT).await?;
         self.control.reconnect().await;
         self.watch_exit(true);
         Ok(())
     }
 
     async fn freeze(&self) -> Result<(), SandboxError> {
-        self.call("Pause", &Value::Null, &[], CALL_TIMEOUT).await
+        let IgnoredAny = self.call("Pause", &Value::Null, &[], CALL_TIMEOUT).await?;
+        Ok(())
     }
 
     async fn thaw(&self) -> Result<(), SandboxError> {
-        self.call("Resume", &Value::Null, &[], CALL_TIMEOUT).await
+        let IgnoredAny = self.call("Resume", &Value::Null, &[], CALL_TIMEOUT).await?;
+        Ok(())
     }
 
     async fn checkpoint(&self, image: &mut Memory) -> Result<usize, SandboxError> {
@@ -284,7 +314,7 @@ impl Sandbox for GvisorBox {
             "app_mf_exclude_committed_zero_pages": false,
             "ExecOpts": {"Argv": "", "Timeout": 0, "ContainerID": ""},
         });
-        let () = self.call("Checkpoint", &options, &[image.as_fd()], IMAGE_TIMEOUT).await?;
+        let IgnoredAny = self.call("Checkpoint", &options, &[image.as_fd()], IMAGE_TIMEOUT).await?;
         image.written().map_err(SandboxError::io("measure the image"))
     }
 
@@ -327,9 +357,11 @@ impl Sandbox for GvisorBox {
             let _ = std::fs::remove_file(self.runsc.log(id));
         }
         if let Ok(entries) = std::fs::read_dir(self.runsc.state()) {
-            let own = |name: &str| name.starts_with(&format!("{}_", self.id))
-                || name.starts_with(&format!("{}.", self.id))
-                || name.starts_with(&format!("runsc-{}.", self.id));
+            let own = |name: &str| {
+                name.starts_with(&format!("{}_", self.id))
+                    || name.starts_with(&format!("{}.", self.id))
+                    || name.starts_with(&format!("runsc-{}.", self.id))
+            };
             for entry in entries.flatten().filter(|entry| own(&entry.file_name().to_string_lossy())) {
                 let _ = std::fs::remove_file(entry.path());
             }

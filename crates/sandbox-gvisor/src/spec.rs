@@ -66,6 +66,11 @@ pub(crate) fn oci(workload: &Workload, container: &Container, root: bool, root_i
             annotations.insert("io.kubernetes.cri.sandbox-id".into(), json!(root_id));
         }
     }
+    let mut user = json!({"uid": container.user.uid, "gid": container.user.gid});
+    if !container.user.additional_gids.is_empty() {
+        // Left out when empty: a snapshot forgets the difference between none and an empty list, the check does not.
+        user["additionalGids"] = json!(container.user.additional_gids);
+    }
     json!({
         "ociVersion": "1.2.0",
         "hostname": workload.hostname,
@@ -74,11 +79,7 @@ pub(crate) fn oci(workload: &Workload, container: &Container, root: bool, root_i
             "args": container.args,
             "env": container.env,
             "cwd": container.cwd,
-            "user": {
-                "uid": container.user.uid,
-                "gid": container.user.gid,
-                "additionalGids": container.user.additional_gids,
-            },
+            "user": user,
             "capabilities": {
                 "bounding": CAPABILITIES,
                 "effective": CAPABILITIES,
@@ -118,11 +119,8 @@ pub(crate) fn network(link: &LinkConfig) -> Value {
         .iter()
         .map(|address| json!({"IP": address, "HardwareAddr": STANDARD.encode(link.gateway_mac)}))
         .collect();
-    let addresses: Vec<Value> = link
-        .addresses
-        .iter()
-        .map(|(address, prefix)| json!({"Address": address, "PrefixLen": prefix}))
-        .collect();
+    let addresses: Vec<Value> =
+        link.addresses.iter().map(|(address, prefix)| json!({"Address": address, "PrefixLen": prefix})).collect();
     let routes: Vec<Value> = link
         .addresses
         .iter()

@@ -88,7 +88,12 @@ pub trait Driver: Send + Sync {
     fn capabilities(&self) -> Capabilities;
 
     /// A box that waits for its actor. `stdio` are the write ends that each container's output goes to.
-    async fn prepare(&self, workload: &Workload, id: &str, stdio: Vec<OwnedFd>) -> Result<Box<dyn Sandbox>, SandboxError>;
+    async fn prepare(
+        &self,
+        workload: &Workload,
+        id: &str,
+        stdio: Vec<OwnedFd>,
+    ) -> Result<Box<dyn Sandbox>, SandboxError>;
 }
 
 #[async_trait::async_trait]

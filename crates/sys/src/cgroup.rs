@@ -83,10 +83,7 @@ impl Cgroup {
             }
             CgroupVersion::V2 => {
                 std::fs::write(self.v2().join("memory.max"), number(limits.memory_bytes, "max"))?;
-                std::fs::write(
-                    self.v2().join("cpu.max"),
-                    format!("{} {CPU_PERIOD_MICROS}", number(quota, "max")),
-                )?;
+                std::fs::write(self.v2().join("cpu.max"), format!("{} {CPU_PERIOD_MICROS}", number(quota, "max")))?;
                 std::fs::write(self.v2().join("pids.max"), number(limits.processes, "max"))
             }
         }

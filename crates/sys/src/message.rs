@@ -28,15 +28,17 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Resu
 pub fn receive(socket: impl AsFd, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); CONTROL_SPACE];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received =
-        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let received = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(rights) = message {
             fds.extend(rights);
         }
     }
     if received.flags.contains(rustix::net::ReturnFlags::CTRUNC) {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the peer sent more descriptors than a message may carry"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the peer sent more descriptors than a message may carry",
+        ));
     }
     Ok(received.bytes)
 }

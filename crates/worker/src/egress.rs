@@ -1,0 +1,113 @@
+//! Connections that the actor makes: all of them arrive here, whatever address they were meant for, and only those that
+//! the template allows go on, dialled by the node.
+//!
+//! The worker has no way out of its namespace. It asks the node over a socket (`ip:port` and a newline, one byte back),
+//! and the node, which knows the same rules and the host's own addresses, dials.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::socket::{getsockopt, sockopt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+
+use crate::link::EgressRule;
+use crate::serve::Worker;
+
+/// How long the node may take to connect.
+const DIAL_WITHIN: Duration = Duration::from_secs(30);
+
+/// Outgoing connections of one actor at once; more are reset.
+const MAX_CONNECTIONS: usize = 1_000;
+
+impl EgressRule {
+    pub fn allows(&self, to: SocketAddr) -> bool {
+        (self.ports.is_empty() || self.ports.contains(&to.port())) && contains(self.network, self.prefix, to.ip())
+    }
+}
+
+fn contains(network: IpAddr, prefix: u8, address: IpAddr) -> bool {
+    let shift = |bits: u8| u32::from(bits.saturating_sub(prefix));
+    match (network, address) {
+        (IpAddr::V4(n), IpAddr::V4(a)) => (n.to_bits() ^ a.to_bits()).checked_shr(shift(32)).unwrap_or(0) == 0,
+        (IpAddr::V6(n), IpAddr::V6(a)) => (n.to_bits() ^ a.to_bits()).checked_shr(shift(128)).unwrap_or(0) == 0,
+        _ => false,
+    }
+}
+
+pub(crate) async fn serve(worker: Arc<Worker>, listener: TcpListener) {
+    let places = Arc::new(tokio::sync::Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let (worker, place) = (Arc::clone(&worker), Arc::clone(&places).try_acquire_owned());
+        tokio::spawn(async move {
+            // Reset rather than closed: the actor sees at once that nobody will answer.
+            let _ = stream.set_zero_linger();
+            if place.is_ok() {
+                let _ = connection(&worker, stream).await;
+            }
+        });
+    }
+}
+
+async fn connection(worker: &Worker, mut actor: TcpStream) -> std::io::Result<()> {
+    let to = meant_for(&actor)?;
+    let Some(tenant) = worker.occupant() else { return Ok(()) };
+    let connected = tenant.connected();
+    if !tenant.egress.iter().any(|rule| rule.allows(to)) {
+        return Ok(());
+    }
+    let mut node = UnixStream::connect(std::path::Path::new(crate::root::LINK).join(crate::EGRESS_SOCKET)).await?;
+    let ask = async {
+        node.write_all(format!("{to}\n").as_bytes()).await?;
+        node.read_u8().await
+    };
+    let answer = tokio::time::timeout(DIAL_WITHIN, ask).await.map_err(std::io::Error::other)??;
+    if answer != 1 {
+        return Ok(());
+    }
+    tokio::select! {
+        done = copy_bidirectional(&mut actor, &mut node) => { done?; }
+        () = connected.cancelled() => {}
+    }
+    Ok(())
+}
+
+/// Where the connection was going before the worker's rules turned it here.
+fn meant_for(stream: &TcpStream) -> std::io::Result<SocketAddr> {
+    if stream.local_addr()?.ip().to_canonical().is_ipv4() {
+        let address = getsockopt(stream, sockopt::OriginalDst)?;
+        let ip = u32::from_be(address.sin_addr.s_addr);
+        return Ok(SocketAddr::new(IpAddr::V4(ip.into()), u16::from_be(address.sin_port)));
+    }
+    let address = getsockopt(stream, sockopt::Ip6tOriginalDst)?;
+    Ok(SocketAddr::new(IpAddr::V6(address.sin6_addr.s6_addr.into()), u16::from_be(address.sin6_port)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_are_networks_and_ports() {
+        let rule = |network: &str, prefix, ports: &[u16]| EgressRule {
+            network: network.parse().unwrap(),
+            prefix,
+            ports: ports.to_vec(),
+        };
+        let to = |text: &str| text.parse::<SocketAddr>().unwrap();
+        assert!(rule("10.1.0.0", 16, &[]).allows(to("10.1.2.3:443")));
+        assert!(!rule("10.1.0.0", 16, &[]).allows(to("10.2.2.3:443")));
+        assert!(rule("0.0.0.0", 0, &[443]).allows(to("8.8.8.8:443")));
+        assert!(!rule("0.0.0.0", 0, &[443]).allows(to("8.8.8.8:80")));
+        assert!(!rule("0.0.0.0", 0, &[]).allows(to("[2001:db8::1]:80")));
+        assert!(rule("::", 0, &[]).allows(to("[2001:db8::1]:80")));
+        assert!(rule("2001:db8::", 32, &[]).allows(to("[2001:db8:1::1]:80")));
+        assert!(rule("10.1.2.3", 32, &[]).allows(to("10.1.2.3:1")));
+        assert!(!rule("10.1.2.3", 32, &[]).allows(to("10.1.2.4:1")));
+    }
+}

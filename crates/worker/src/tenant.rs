@@ -1,0 +1,260 @@
+//! The actor that a worker hosts: its box, whether it runs or is frozen, who is talking to it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use ate_sandbox::{Sandbox, SandboxError};
+use ate_sys::Memory;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::link::{Event, Hosted, Identity, Phase, Refusal};
+
+pub(crate) struct Tenant {
+    pub(crate) identity: Identity,
+    pub(crate) sandbox: Box<dyn Sandbox>,
+    pub(crate) ports: Vec<u16>,
+    pub(crate) egress: Vec<crate::link::EgressRule>,
+    /// Held by whoever changes the mode, for as long as the change takes.
+    mode: tokio::sync::Mutex<Mode>,
+    /// What the mode was last known to be, for those who only look.
+    frozen: AtomicBool,
+    /// Set while the actor is being saved: newcomers are sent away rather than made to wait.
+    leaving: AtomicBool,
+    connections: AtomicUsize,
+    idle_since: Mutex<Instant>,
+    /// A connection has ended; the idle clock may be running.
+    quiet: Notify,
+    /// Ends every connection, in and out; renewed if the actor stays after all.
+    connected: Mutex<CancellationToken>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Running,
+    Frozen,
+    Gone,
+}
+
+/// A connection to the actor. While one lives the actor is not idle.
+pub(crate) struct Visit {
+    tenant: Arc<Tenant>,
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        *self.tenant.idle_since.lock() = Instant::now();
+        self.tenant.connections.fetch_sub(1, Ordering::SeqCst);
+        self.tenant.quiet.notify_one();
+    }
+}
+
+impl Tenant {
+    pub(crate) fn new(
+        identity: Identity,
+        sandbox: Box<dyn Sandbox>,
+        ports: Vec<u16>,
+        egress: Vec<crate::link::EgressRule>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            identity,
+            sandbox,
+            ports,
+            egress,
+            mode: tokio::sync::Mutex::new(Mode::Running),
+            frozen: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+            connections: AtomicUsize::new(0),
+            idle_since: Mutex::new(Instant::now()),
+            quiet: Notify::new(),
+            connected: Mutex::default(),
+        })
+    }
+
+    /// Lets a connection in, thawing the actor for it. `None`: the actor is about to leave, ask again where it will be.
+    pub(crate) async fn enter(self: &Arc<Self>, events: &Events) -> Result<Option<Visit>, SandboxError> {
+        // Counted before the mode is looked at: whoever freezes looks at the count after taking the mode.
+        self.connections.fetch_add(1, Ordering::SeqCst);
+        let visit = Visit { tenant: Arc::clone(self) };
+        if self.leaving.load(Ordering::SeqCst) {
+            return Ok(None);
+        }
+        if !self.frozen.load(Ordering::SeqCst) {
+            return Ok(Some(visit));
+        }
+        let mut mode = self.mode.lock().await;
+        match *mode {
+            Mode::Running => Ok(Some(visit)),
+            Mode::Gone => Ok(None),
+            Mode::Frozen => {
+                self.thaw(&mut mode, events).await?;
+                Ok(Some(visit))
+            }
+        }
+    }
+
+    async fn thaw(&self, mode: &mut Mode, events: &Events) -> Result<(), SandboxError> {
+        self.sandbox.thaw().await?;
+        *mode = Mode::Running;
+        self.frozen.store(false, Ordering::SeqCst);
+        events.send(Event::Thawed { actor: self.identity.uid, generation: self.identity.generation });
+        Ok(())
+    }
+
+    /// Freezes the actor each time it has been idle for `after`, for as long as this is polled.
+    pub(crate) async fn freeze_when_idle(&self, after: Duration, events: &Events) {
+        loop {
+            let due = *self.idle_since.lock() + after;
+            let busy = self.connections.load(Ordering::SeqCst) > 0 || self.frozen.load(Ordering::SeqCst);
+            if busy || Instant::now() < due {
+                tokio::select! {
+                    () = self.quiet.notified() => {}
+                    () = tokio::time::sleep_until(due.into()), if !busy => {}
+                }
+                continue;
+            }
+            let mut mode = self.mode.lock().await;
+            if *mode != Mode::Running {
+                return;
+            }
+            // Said before the last look at the count: a visitor that misses it is seen here, one that sees it waits for
+            // the mode.
+            self.frozen.store(true, Ordering::SeqCst);
+            if self.connections.load(Ordering::SeqCst) > 0 || self.sandbox.freeze().await.is_err() {
+                self.frozen.store(false, Ordering::SeqCst);
+                continue;
+            }
+            *mode = Mode::Frozen;
+            events.send(Event::Frozen { actor: self.identity.uid, generation: self.identity.generation });
+        }
+    }
+
+    /// Stops the actor so that it can be saved. It comes back to life unless [`Leaving::gone`] is called.
+    pub(crate) async fn leave(&self, events: &Events, phases: &mut Phases) -> Result<Leaving<'_>, Refusal> {
+        let mode = self.mode.lock().await;
+        if *mode == Mode::Gone {
+            return Err(Refusal::Stale);
+        }
+        self.leaving.store(true, Ordering::SeqCst);
+        self.connected.lock().cancel();
+        let mut leaving = Leaving { tenant: self, mode };
+        if *leaving.mode == Mode::Running {
+            if let Err(error) = self.sandbox.freeze().await {
+                return Err(leaving.stay(events, Refusal::NotSaved(describe(&error))).await);
+            }
+            *leaving.mode = Mode::Frozen;
+            self.frozen.store(true, Ordering::SeqCst);
+            phases.mark("freeze");
+        }
+        Ok(leaving)
+    }
+
+    pub(crate) async fn destroy(&self) -> Result<(), SandboxError> {
+        let mut mode = self.mode.lock().await;
+        self.leaving.store(true, Ordering::SeqCst);
+        self.connected.lock().cancel();
+        *mode = Mode::Gone;
+        self.sandbox.destroy().await
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::SeqCst)
+    }
+
+    /// Cancelled when connections must end.
+    pub(crate) fn connected(&self) -> CancellationToken {
+        self.connected.lock().clone()
+    }
+
+    pub(crate) fn hosted(&self) -> Hosted {
+        let connections = self.connections.load(Ordering::SeqCst);
+        let idle = if connections > 0 { Duration::ZERO } else { self.idle_since.lock().elapsed() };
+        Hosted {
+            identity: self.identity.clone(),
+            frozen: self.frozen.load(Ordering::SeqCst),
+            idle,
+            connections,
+            memory_bytes: self.sandbox.memory_bytes(),
+        }
+    }
+}
+
+/// An actor that is stopped to be saved.
+pub(crate) struct Leaving<'a> {
+    tenant: &'a Tenant,
+    mode: tokio::sync::MutexGuard<'a, Mode>,
+}
+
+impl Leaving<'_> {
+    /// The save is safe: ends the box.
+    pub(crate) async fn gone(mut self, phases: &mut Phases) {
+        *self.mode = Mode::Gone;
+        if let Err(error) = self.tenant.sandbox.destroy().await {
+            // Saved and killed; what is left over goes with the worker.
+            tracing::warn!(error = describe(&error), "a box was not cleaned up");
+        }
+        phases.mark("kill");
+    }
+
+    /// The save failed or was called off: the actor runs on. Gives back `why`, or why even that failed.
+    pub(crate) async fn stay(mut self, events: &Events, why: Refusal) -> Refusal {
+        if *self.mode == Mode::Frozen
+            && let Err(error) = self.tenant.thaw(&mut self.mode, events).await
+        {
+            return Refusal::Failed(describe(&error));
+        }
+        *self.tenant.connected.lock() = CancellationToken::new();
+        self.tenant.leaving.store(false, Ordering::SeqCst);
+        why
+    }
+}
+
+/// The whole chain of an error on one line; it ends up in an actor's history.
+pub(crate) fn describe(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}
+
+/// News for the node. Bounded by nature: a tenant changes its mode at most once per call or idle period; what the node
+/// misses while it is away it learns from the report.
+#[derive(Clone, Debug)]
+pub(crate) struct Events(pub(crate) tokio::sync::broadcast::Sender<Event>);
+
+impl Events {
+    pub(crate) fn send(&self, event: Event) {
+        let _ = self.0.send(event);
+    }
+}
+
+/// A stopwatch with laps.
+#[derive(Debug)]
+pub(crate) struct Phases {
+    last: Instant,
+    pub(crate) laps: Vec<Phase>,
+}
+
+impl Phases {
+    pub(crate) fn start() -> Self {
+        Self { last: Instant::now(), laps: Vec::new() }
+    }
+
+    pub(crate) fn mark(&mut self, name: &str) {
+        let now = Instant::now();
+        let micros = u64::try_from((now - self.last).as_micros()).unwrap_or(u64::MAX);
+        self.laps.push(Phase { name: name.to_owned(), micros });
+        self.last = now;
+    }
+}
+
+/// Memory that the node sent, as an image to restore from or to write into.
+pub(crate) fn memory(fd: std::os::fd::OwnedFd) -> Result<Memory, Refusal> {
+    Memory::from_fd(fd).map_err(|error| Refusal::Failed(format!("cannot use the memory that the node sent: {error}")))
+}

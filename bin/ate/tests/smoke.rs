@@ -6,10 +6,11 @@ use std::process::Command;
 use std::time::Instant;
 
 use ate_name::{ActorKey, ActorUid, Generation, ObjectKey, OpId, WorkerUid};
+use ate_orders::{Identity, Readyz};
 use ate_sandbox::User;
 use ate_sys::Memory;
 use ate_worker::WorkerLink;
-use ate_worker::link::{self, Activate, Answer, BoxKind, Capture, ContainerSpec, Identity, Prepare, Readyz, Source};
+use ate_worker::link::{self, Activate, Answer, BoxKind, Capture, ContainerSpec, Prepare, Source};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 async fn get(dir: &Path, id: &Identity) -> String {

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use ate_sys::Memory;
 
+pub use ate_orders::Exit;
 pub use process::{Exited, Reaper, Spawned};
 pub use workload::{Container, LinkConfig, Mount, User, Workload};
 
@@ -38,30 +39,6 @@ impl SandboxError {
     pub fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
         let what = what.into();
         move |source| Self::Io { what, source }
-    }
-}
-
-/// How a box ended without being told to.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub enum Exit {
-    /// The workload's first process returned.
-    Code(i32),
-    /// It was ended by a signal.
-    Signal(i32),
-    /// The kernel killed the sandbox for want of memory.
-    OutOfMemory,
-    /// The sandbox process itself went away.
-    Killed,
-}
-
-impl std::fmt::Display for Exit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Code(code) => write!(f, "the workload exited with code {code}"),
-            Self::Signal(signal) => write!(f, "the workload was ended by signal {signal}"),
-            Self::OutOfMemory => f.write_str("out of memory: the kernel killed the sandbox at its memory limit"),
-            Self::Killed => f.write_str("the sandbox process was killed"),
-        }
     }
 }
 

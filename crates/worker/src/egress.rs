@@ -12,7 +12,6 @@ use nix::sys::socket::{getsockopt, sockopt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 
-use crate::link::EgressRule;
 use crate::serve::Worker;
 
 /// How long the node may take to connect.
@@ -20,21 +19,6 @@ const DIAL_WITHIN: Duration = Duration::from_secs(30);
 
 /// Outgoing connections of one actor at once; more are reset.
 const MAX_CONNECTIONS: usize = 1_000;
-
-impl EgressRule {
-    pub fn allows(&self, to: SocketAddr) -> bool {
-        (self.ports.is_empty() || self.ports.contains(&to.port())) && contains(self.network, self.prefix, to.ip())
-    }
-}
-
-fn contains(network: IpAddr, prefix: u8, address: IpAddr) -> bool {
-    let shift = |bits: u8| u32::from(bits.saturating_sub(prefix));
-    match (network, address) {
-        (IpAddr::V4(n), IpAddr::V4(a)) => (n.to_bits() ^ a.to_bits()).checked_shr(shift(32)).unwrap_or(0) == 0,
-        (IpAddr::V6(n), IpAddr::V6(a)) => (n.to_bits() ^ a.to_bits()).checked_shr(shift(128)).unwrap_or(0) == 0,
-        _ => false,
-    }
-}
 
 pub(crate) async fn serve(worker: Arc<Worker>, listener: TcpListener) {
     let places = Arc::new(tokio::sync::Semaphore::new(MAX_CONNECTIONS));
@@ -86,28 +70,4 @@ fn meant_for(stream: &TcpStream) -> std::io::Result<SocketAddr> {
     }
     let address = getsockopt(stream, sockopt::Ip6tOriginalDst)?;
     Ok(SocketAddr::new(IpAddr::V6(address.sin6_addr.s6_addr.into()), u16::from_be(address.sin6_port)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rules_are_networks_and_ports() {
-        let rule = |network: &str, prefix, ports: &[u16]| EgressRule {
-            network: network.parse().unwrap(),
-            prefix,
-            ports: ports.to_vec(),
-        };
-        let to = |text: &str| text.parse::<SocketAddr>().unwrap();
-        assert!(rule("10.1.0.0", 16, &[]).allows(to("10.1.2.3:443")));
-        assert!(!rule("10.1.0.0", 16, &[]).allows(to("10.2.2.3:443")));
-        assert!(rule("0.0.0.0", 0, &[443]).allows(to("8.8.8.8:443")));
-        assert!(!rule("0.0.0.0", 0, &[443]).allows(to("8.8.8.8:80")));
-        assert!(!rule("0.0.0.0", 0, &[]).allows(to("[2001:db8::1]:80")));
-        assert!(rule("::", 0, &[]).allows(to("[2001:db8::1]:80")));
-        assert!(rule("2001:db8::", 32, &[]).allows(to("[2001:db8:1::1]:80")));
-        assert!(rule("10.1.2.3", 32, &[]).allows(to("10.1.2.3:1")));
-        assert!(!rule("10.1.2.3", 32, &[]).allows(to("10.1.2.4:1")));
-    }
 }

@@ -5,7 +5,9 @@
 use std::io;
 use std::path::Path;
 
-use crate::link::{Identity, Source};
+use ate_orders::Identity;
+
+use crate::link::Source;
 
 /// Fresh bytes for whoever keeps a random generator of their own: its state was cloned with the memory.
 const ENTROPY_BYTES: usize = 64;

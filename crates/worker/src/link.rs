@@ -17,8 +17,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use ate_name::{ActorKey, ActorUid, Generation, ObjectKey, OpId, WorkerUid};
-use ate_sandbox::{Exec, Exit, User};
+use ate_name::{ActorUid, Generation, OpId, WorkerUid};
+use ate_orders::{EgressRule, Exit, Hosted, Identity, Phase, Readyz};
+use ate_sandbox::{Exec, User};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
@@ -93,35 +94,12 @@ pub struct Activate {
     pub freeze_after: Option<Duration>,
 }
 
-/// Who an actor is, as the actor itself can read it under `/run/ate`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Identity {
-    pub uid: ActorUid,
-    pub key: ActorKey,
-    pub template: ObjectKey,
-    pub generation: Generation,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
     /// Start afresh; `data` if a durable directory comes along.
     Boot { data: bool },
     /// Continue from an image; `data` as above.
     Image { data: bool },
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Readyz {
-    pub path: String,
-    pub port: u16,
-}
-
-/// Where an actor may connect to: a network and, unless empty, its ports.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EgressRule {
-    pub network: std::net::IpAddr,
-    pub prefix: u8,
-    pub ports: Vec<u16>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -149,13 +127,6 @@ pub enum Answer {
     Report(Report),
 }
 
-/// A step of a wake or a suspend and how long it took, for the waterfall.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Phase {
-    pub name: String,
-    pub micros: u64,
-}
-
 /// Why a worker did not do as told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Refusal {
@@ -180,16 +151,6 @@ pub struct Report {
     pub build: String,
     pub hosted: Option<Hosted>,
     pub warm: Vec<BoxKind>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hosted {
-    pub identity: Identity,
-    pub frozen: bool,
-    /// How long no request has been under way.
-    pub idle: Duration,
-    pub connections: usize,
-    pub memory_bytes: u64,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

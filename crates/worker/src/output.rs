@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Map, Value, json};
 
-use crate::link::Identity;
+use ate_orders::Identity;
 
 /// Longest line taken whole; a longer one is cut into several.
 const MAX_LINE: u64 = 1 << 20;

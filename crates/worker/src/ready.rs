@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::link::Readyz;
+use ate_orders::Readyz;
 
 /// How long a workload may take to answer all its probes with 200.
 pub(crate) const READY_WITHIN: Duration = Duration::from_secs(30);

@@ -4,19 +4,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use ate_orders::{EgressRule, Hosted, Identity, Phase};
 use ate_sandbox::{Sandbox, SandboxError};
 use ate_sys::Memory;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::link::{Event, Hosted, Identity, Phase, Refusal};
+use crate::link::{Event, Refusal};
 
 pub(crate) struct Tenant {
     pub(crate) identity: Identity,
     pub(crate) sandbox: Box<dyn Sandbox>,
     pub(crate) ports: Vec<u16>,
-    pub(crate) egress: Vec<crate::link::EgressRule>,
+    pub(crate) egress: Vec<EgressRule>,
     /// Held by whoever changes the mode, for as long as the change takes.
     mode: tokio::sync::Mutex<Mode>,
     /// What the mode was last known to be, for those who only look.
@@ -56,7 +57,7 @@ impl Tenant {
         identity: Identity,
         sandbox: Box<dyn Sandbox>,
         ports: Vec<u16>,
-        egress: Vec<crate::link::EgressRule>,
+        egress: Vec<EgressRule>,
     ) -> Arc<Self> {
         Arc::new(Self {
             identity,
@@ -175,7 +176,6 @@ impl Tenant {
             identity: self.identity.clone(),
             frozen: self.frozen.load(Ordering::SeqCst),
             idle,
-            connections,
             memory_bytes: self.sandbox.memory_bytes(),
         }
     }

@@ -1,0 +1,104 @@
+use ate_name::{NodeName, OpId};
+
+use crate::{Actor, Intent, Lease, Phase, SnapshotRef};
+
+/// What happens to an actor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A worker is claimed for it: a new generation.
+    Bind { lease: Lease, op: OpId },
+    /// The worker runs it.
+    Started { op: OpId },
+    /// The worker could not. The attempt is over, the wish is not.
+    Failed { op: OpId, reason: String },
+    /// Nobody wishes any more: back to where it was.
+    GaveUp { op: OpId },
+    /// It is to be saved under the name given.
+    Save { op: OpId, intent: Intent, snapshot: SnapshotRef },
+    /// It could not be, or it was called off: it runs on.
+    Kept { op: OpId },
+    /// The node holds its image, its sandbox is gone.
+    Captured { op: OpId },
+    /// The image is on the node's disk, and in durable storage too if so said.
+    Stored { op: OpId, snapshot: SnapshotRef, durable: bool },
+    /// What was on the node's disk is now durable as well.
+    Uploaded { prefix: String },
+    /// Its worker, its sandbox or the node with its image is gone: it falls back to its last snapshot.
+    Lost,
+    /// The node that held its newest snapshot is gone for good: it falls back to the last durable one.
+    LocalLost { node: NodeName },
+}
+
+/// What must change together with the actor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    ClaimWorker(Lease),
+    FreeWorker(Lease),
+}
+
+/// The event does not fit. Either it comes from the past, which is what fences are for, or the caller is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the event does not fit the actor's phase")]
+pub struct Refused;
+
+impl Actor {
+    /// The only way from one phase to another. Pure: same inputs, same answer.
+    pub fn apply(mut self, event: Event) -> Result<(Self, Vec<Effect>), Refused> {
+        use Event as E;
+        use Phase as P;
+        let mut effects = Vec::new();
+        self.phase = match (self.phase, event) {
+            (P::Suspended | P::Paused | P::Resuming { lease: None, .. }, E::Bind { lease, op }) => {
+                self.generation = self.generation.next();
+                effects.push(Effect::ClaimWorker(lease.clone()));
+                P::Resuming { lease: Some(lease), op, failure: None }
+            }
+            (P::Resuming { lease: Some(lease), op, .. }, E::Started { op: done }) if op == done => P::Running { lease },
+            (P::Resuming { lease: Some(lease), op, .. }, E::Failed { op: failed, reason }) if op == failed => {
+                effects.push(Effect::FreeWorker(lease));
+                P::Resuming { lease: None, op, failure: Some(reason) }
+            }
+            (P::Resuming { lease: None, op, .. }, E::GaveUp { op: given_up }) if op == given_up => P::Suspended,
+            (P::Running { lease }, E::Save { op, intent, snapshot }) => P::Suspending { lease, op, intent, snapshot },
+            (P::Suspending { lease, op, .. }, E::Kept { op: kept }) if op == kept => P::Running { lease },
+            (P::Suspending { lease, op, intent, snapshot }, E::Captured { op: captured }) if op == captured => {
+                let node = lease.node.clone();
+                effects.push(Effect::FreeWorker(lease));
+                P::Saving { node, op, intent, snapshot }
+            }
+            (P::Saving { node, op, intent, snapshot }, E::Stored { op: stored, snapshot: settled, durable })
+                if op == stored && snapshot.prefix == settled.prefix =>
+            {
+                if durable {
+                    self.snapshots.durable = Some(settled.clone());
+                }
+                self.snapshots.local = Some((settled, node));
+                if intent == Intent::Pause && !durable { P::Paused } else { P::Suspended }
+            }
+            (phase, E::Uploaded { prefix }) => {
+                match &self.snapshots.local {
+                    Some((local, _)) if local.prefix == prefix => self.snapshots.durable = Some(local.clone()),
+                    _ => return Err(Refused),
+                }
+                phase
+            }
+            (P::Resuming { lease: Some(lease), .. } | P::Running { lease } | P::Suspending { lease, .. }, E::Lost) => {
+                effects.push(Effect::FreeWorker(lease));
+                P::Suspended
+            }
+            (P::Resuming { lease: None, .. } | P::Saving { .. }, E::Lost) => P::Suspended,
+            (phase @ (P::Suspended | P::Paused), E::LocalLost { node }) => match &self.snapshots.local {
+                Some((_, holder)) if *holder == node => {
+                    self.snapshots.local = None;
+                    P::Suspended
+                }
+                _ => phase,
+            },
+            _ => return Err(Refused),
+        };
+        Ok((self, effects))
+    }
+}
+
+#[cfg(test)]
+mod tests;

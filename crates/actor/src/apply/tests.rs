@@ -1,0 +1,175 @@
+use ate_name::{ActorKey, ActorUid, Generation, NodeName, ObjectKey, OpId, TemplateUid, WorkerUid};
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Scope, Status};
+
+fn actor() -> Actor {
+    Actor::new(
+        ActorUid::from_random([1; 16]),
+        ActorKey::parse("space", "a").unwrap(),
+        ObjectKey::new("ns", "t"),
+        TemplateUid::from_random([2; 16]),
+        String::new(),
+        jiff::Timestamp::UNIX_EPOCH,
+    )
+}
+
+fn op(n: u8) -> OpId {
+    OpId::from_random([n; 16])
+}
+
+fn lease(n: u8) -> Lease {
+    Lease {
+        worker: WorkerUid::from_random([n; 16]),
+        pod: ObjectKey::new("ns", format!("w{n}")),
+        pool: ObjectKey::new("ns", "pool"),
+        node: NodeName::new(format!("n{}", n % 2)),
+    }
+}
+
+fn snapshot(n: u8) -> SnapshotRef {
+    SnapshotRef {
+        prefix: format!("s{n}"),
+        generation: Generation::new(u64::from(n)),
+        scope: Scope::Full,
+        stored_bytes: 0,
+    }
+}
+
+fn walk(actor: Actor, events: impl IntoIterator<Item = Event>) -> Actor {
+    events.into_iter().fold(actor, |actor, event| {
+        let before = format!("{:?} + {event:?}", actor.phase);
+        actor.apply(event).unwrap_or_else(|_| panic!("refused: {before}")).0
+    })
+}
+
+fn running() -> Actor {
+    walk(actor(), [Event::Bind { lease: lease(1), op: op(1) }, Event::Started { op: op(1) }])
+}
+
+#[test]
+fn a_suspend_becomes_the_base_of_the_next_resume() {
+    let actor = walk(
+        running(),
+        [
+            Event::Save { op: op(2), intent: Intent::Suspend, snapshot: snapshot(1) },
+            Event::Captured { op: op(2) },
+            Event::Stored { op: op(2), snapshot: snapshot(1), durable: true },
+        ],
+    );
+    assert_eq!(actor.phase.status(), Status::Suspended);
+    assert_eq!(actor.snapshots.base(), Some((&snapshot(1), None)));
+}
+
+#[test]
+fn a_local_snapshot_binds_to_its_node_until_it_is_uploaded() {
+    let saved = walk(
+        running(),
+        [
+            Event::Save { op: op(2), intent: Intent::Idle, snapshot: snapshot(1) },
+            Event::Captured { op: op(2) },
+            Event::Stored { op: op(2), snapshot: snapshot(1), durable: false },
+        ],
+    );
+    assert_eq!(saved.snapshots.base(), Some((&snapshot(1), Some(&NodeName::new("n1")))));
+    let uploaded = walk(saved.clone(), [Event::Uploaded { prefix: "s1".into() }]);
+    assert_eq!(uploaded.snapshots.base(), Some((&snapshot(1), None)));
+    assert_eq!(saved.clone().apply(Event::Uploaded { prefix: "s0".into() }), Err(Refused), "an upload of the past");
+    let fallen_back = walk(saved, [Event::LocalLost { node: NodeName::new("n1") }]);
+    assert_eq!(fallen_back.snapshots.base(), None);
+}
+
+#[test]
+fn a_save_that_failed_changes_nothing() {
+    let before = running();
+    let after = walk(
+        before.clone(),
+        [Event::Save { op: op(2), intent: Intent::Suspend, snapshot: snapshot(1) }, Event::Kept { op: op(2) }],
+    );
+    assert_eq!(before, after);
+}
+
+#[test]
+fn a_failed_start_stays_visible_without_holding_a_worker() {
+    let (failed, effects) = actor()
+        .apply(Event::Bind { lease: lease(1), op: op(1) })
+        .unwrap()
+        .0
+        .apply(Event::Failed { op: op(1), reason: "no".into() })
+        .unwrap();
+    assert_eq!(failed.phase.status(), Status::Resuming);
+    assert_eq!(failed.lease(), None);
+    assert_eq!(effects, [Effect::FreeWorker(lease(1))]);
+    assert_eq!(walk(failed, [Event::GaveUp { op: op(1) }]).phase, Phase::Suspended);
+}
+
+#[test]
+fn news_of_another_operation_is_refused() {
+    let resuming = walk(actor(), [Event::Bind { lease: lease(1), op: op(1) }]);
+    for late in [Event::Started { op: op(9) }, Event::Failed { op: op(9), reason: String::new() }] {
+        assert_eq!(resuming.clone().apply(late), Err(Refused));
+    }
+    let suspending = walk(running(), [Event::Save { op: op(2), intent: Intent::Suspend, snapshot: snapshot(1) }]);
+    for late in [Event::Captured { op: op(9) }, Event::Kept { op: op(9) }, Event::Started { op: op(1) }] {
+        assert_eq!(suspending.clone().apply(late), Err(Refused));
+    }
+    // Lost meanwhile: what the old worker still says no longer fits.
+    let lost = walk(suspending, [Event::Lost]);
+    assert_eq!(lost.apply(Event::Captured { op: op(2) }), Err(Refused));
+}
+
+#[test]
+fn fields_of_a_newer_build_survive() {
+    let mut json = serde_json::to_value(actor()).unwrap();
+    json["fromTheFuture"] = serde_json::json!({"x": 1});
+    let back: Actor = serde_json::from_value(json.clone()).unwrap();
+    assert_eq!(serde_json::to_value(back).unwrap(), json);
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    let intent = prop_oneof![Just(Intent::Suspend), Just(Intent::Pause), Just(Intent::Idle)];
+    prop_oneof![
+        (0..4u8, 0..4u8).prop_map(|(l, o)| Event::Bind { lease: lease(l), op: op(o) }),
+        (0..4u8).prop_map(|o| Event::Started { op: op(o) }),
+        (0..4u8).prop_map(|o| Event::Failed { op: op(o), reason: "x".into() }),
+        (0..4u8).prop_map(|o| Event::GaveUp { op: op(o) }),
+        (0..4u8, intent, 0..4u8).prop_map(|(o, intent, s)| Event::Save { op: op(o), intent, snapshot: snapshot(s) }),
+        (0..4u8).prop_map(|o| Event::Kept { op: op(o) }),
+        (0..4u8).prop_map(|o| Event::Captured { op: op(o) }),
+        (0..4u8, 0..4u8, any::<bool>()).prop_map(|(o, s, durable)| Event::Stored {
+            op: op(o),
+            snapshot: snapshot(s),
+            durable
+        }),
+        (0..4u8).prop_map(|s| Event::Uploaded { prefix: format!("s{s}") }),
+        Just(Event::Lost),
+        (0..2u8).prop_map(|n| Event::LocalLost { node: NodeName::new(format!("n{n}")) }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_workers_are_claimed_and_freed_in_turn(events in prop::collection::vec(any_event(), 0..60)) {
+        let mut actor = actor();
+        let mut held: Option<Lease> = None;
+        for event in events {
+            let before = actor.clone();
+            let Ok((after, effects)) = actor.clone().apply(event.clone()) else { continue };
+            for effect in effects {
+                match effect {
+                    Effect::ClaimWorker(lease) => { prop_assert!(held.is_none(), "two workers at once"); held = Some(lease); }
+                    Effect::FreeWorker(lease) => { prop_assert_eq!(held.take(), Some(lease)); }
+                }
+            }
+            prop_assert_eq!(after.lease(), held.as_ref());
+            let bound = matches!(event, Event::Bind { .. });
+            prop_assert_eq!(after.generation, if bound { before.generation.next() } else { before.generation });
+            // Nothing but the loss of a node takes a snapshot away.
+            if !matches!(event, Event::LocalLost { .. }) && before.snapshots.durable.is_some() {
+                prop_assert!(after.snapshots.durable.is_some());
+            }
+            actor = after;
+        }
+    }
+}

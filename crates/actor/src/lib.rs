@@ -1,0 +1,84 @@
+//! An actor's life: the phases it can be in and the events that lead from one to the next. Pure.
+//!
+//! ```text
+//!                 Bind                 Started
+//!   Suspended ───────────▶ Resuming ───────────▶ Running ◀─────────┐
+//!     ▲  ▲    ◀─ GaveUp ──  │  ▲ └─ Failed        │                │ Kept (not saved, called off)
+//!     │  │                  │  └───(no worker)     │ Save           │
+//!     │  └── Lost ──────────┴──────────────────────┼────────────────┤
+//!     │                                            ▼                │
+//!     │◀──────── Stored (suspend) ─── Saving ◀── Suspending ────────┘
+//!   Paused ◀──── Stored (pause) ────────┘  Captured: the worker is free again
+//!     └──────────── Bind ───────────────▶ Resuming
+//! ```
+//!
+//! Every transition says what else must change with it ([`Effect`]), so that whoever stores the actor can do both in one
+//! transaction. An event that does not fit the phase, or speaks for an older generation or another operation, is refused:
+//! that is the fence.
+
+mod apply;
+mod phase;
+mod snapshot;
+
+pub use apply::{Effect, Event, Refused};
+pub use phase::{Intent, Lease, Phase, Status};
+pub use snapshot::{Scope, SnapshotRef, Snapshots};
+
+use ate_name::{ActorKey, ActorUid, Generation, Labels, ObjectKey, TemplateUid};
+use serde::{Deserialize, Serialize};
+
+/// What is known of an actor. Unknown fields are carried along, so an older build does not strip a newer one's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Actor {
+    pub uid: ActorUid,
+    pub key: ActorKey,
+    pub template: ObjectKey,
+    /// The very template it was made from: one of the same name applied later is another, and its golden no base.
+    pub template_uid: TemplateUid,
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub selector: Labels,
+    pub generation: Generation,
+    pub phase: Phase,
+    #[serde(default)]
+    pub snapshots: Snapshots,
+    /// The key that its snapshots are sealed with, itself sealed. Gone with the record, and the snapshots' meaning with it.
+    pub sealed_key: String,
+    pub created: jiff::Timestamp,
+    #[serde(flatten)]
+    pub unknown: std::collections::BTreeMap<String, serde_json::Value>,
+}
+
+impl Actor {
+    pub fn new(
+        uid: ActorUid,
+        key: ActorKey,
+        template: ObjectKey,
+        template_uid: TemplateUid,
+        sealed_key: String,
+        created: jiff::Timestamp,
+    ) -> Self {
+        Self {
+            uid,
+            key,
+            template,
+            template_uid,
+            selector: Labels::new(),
+            generation: Generation::NONE,
+            phase: Phase::Suspended,
+            snapshots: Snapshots::default(),
+            sealed_key,
+            created,
+            unknown: Default::default(),
+        }
+    }
+
+    /// The worker it holds, if any.
+    pub fn lease(&self) -> Option<&Lease> {
+        match &self.phase {
+            Phase::Resuming { lease, .. } => lease.as_ref(),
+            Phase::Running { lease } | Phase::Suspending { lease, .. } => Some(lease),
+            Phase::Suspended | Phase::Saving { .. } | Phase::Paused => None,
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! What the control plane asks of a node, and what a node tells it: the port between the two.
+//!
+//! Orders carry everything a node needs, so that a node has no store of its own and no say in what is right. Each is keyed
+//! by (actor uid, generation, op): giving one twice is the same as giving it once, and one of an older generation is
+//! refused.
+
+mod node;
+mod workload;
+
+pub use node::{
+    Activate, Activated, Capture, Captured, Exit, Hosted, Identity, NodeError, NodeEvent, Nodes, Phase, Runtime,
+    RuntimeAsset, SnapshotOrder, Source, Stored, WorkerReport,
+};
+pub use workload::{Container, EgressRule, Port, PortProtocol, Readyz, Workload};

@@ -1,0 +1,231 @@
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ate_name::{ActorKey, ActorUid, Digest, Generation, NodeName, ObjectKey, OpId, WorkerUid};
+use serde::{Deserialize, Serialize};
+
+use crate::Workload;
+
+/// Who an actor is, as the actor itself can read it under `/run/ate`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    pub uid: ActorUid,
+    pub key: ActorKey,
+    pub template: ObjectKey,
+    pub generation: Generation,
+}
+
+/// Put an actor into a worker.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Activate {
+    pub op: OpId,
+    pub worker: WorkerUid,
+    pub identity: Identity,
+    pub workload: Workload,
+    pub source: Source,
+    /// The key that the actor's snapshots are sealed with, sealed itself.
+    pub sealed_key: String,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Source {
+    /// Start from nothing, on the runtime that the pool's config names.
+    Boot { runtime: Runtime },
+    /// Continue from a snapshot, on the runtime that its manifest names.
+    Snapshot { prefix: String, golden: bool },
+}
+
+/// The binaries of a sandbox class, per architecture.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Runtime {
+    /// The SandboxConfig they come from, for error texts.
+    pub config: String,
+    pub class: String,
+    pub assets: BTreeMap<String, BTreeMap<String, RuntimeAsset>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuntimeAsset {
+    pub url: String,
+    pub sha256: Digest,
+}
+
+/// Stop an actor and take its image out of the sandbox.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Capture {
+    pub op: OpId,
+    pub worker: WorkerUid,
+    pub actor: ActorUid,
+    pub generation: Generation,
+    /// Memory and files, or the durable directory only.
+    pub full: bool,
+}
+
+/// Store what a capture took.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SnapshotOrder {
+    pub op: OpId,
+    pub identity: Identity,
+    pub prefix: String,
+    pub full: bool,
+    /// The golden snapshot, against which an image is stored as the difference.
+    pub base: Option<String>,
+    /// This is the golden itself: anyone of the template may restore it.
+    pub golden: bool,
+    /// Done only when it is in durable storage.
+    pub durable: bool,
+    pub sealed_key: String,
+}
+
+/// A step of a wake or a suspend and how long it took, for the waterfall.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Phase {
+    pub name: String,
+    pub micros: u64,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Activated {
+    pub phases: Vec<Phase>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Captured {
+    pub phases: Vec<Phase>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Stored {
+    pub bytes: u64,
+    pub durable: bool,
+}
+
+/// How a sandbox or a command in it ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Exit {
+    /// The workload's first process returned.
+    Code(i32),
+    /// It was ended by a signal.
+    Signal(i32),
+    /// The kernel killed the sandbox for want of memory.
+    OutOfMemory,
+    /// The sandbox process itself went away.
+    Killed,
+}
+
+impl std::fmt::Display for Exit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "the workload exited with code {code}"),
+            Self::Signal(signal) => write!(f, "the workload was ended by signal {signal}"),
+            Self::OutOfMemory => f.write_str("out of memory: the kernel killed the sandbox at its memory limit"),
+            Self::Killed => f.write_str("the sandbox process was killed"),
+        }
+    }
+}
+
+/// A worker and what it hosts, as its node sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WorkerReport {
+    pub worker: WorkerUid,
+    pub pool: ObjectKey,
+    pub pod: String,
+    /// Where routers find its ingress.
+    pub ingress: PathBuf,
+    pub hosted: Option<Hosted>,
+    /// Templates for which a box stands ready.
+    pub warm: Vec<ate_name::TemplateUid>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hosted {
+    pub identity: Identity,
+    pub frozen: bool,
+    /// How long no request has been under way.
+    pub idle: Duration,
+    pub memory_bytes: u64,
+}
+
+/// News from a node. What is missed is made good by the next report.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum NodeEvent {
+    WorkerUp(WorkerReport),
+    WorkerGone {
+        worker: WorkerUid,
+    },
+    Frozen {
+        actor: ActorUid,
+        generation: Generation,
+    },
+    Thawed {
+        actor: ActorUid,
+        generation: Generation,
+    },
+    /// A sandbox ended without being told to.
+    Ended {
+        worker: WorkerUid,
+        actor: ActorUid,
+        generation: Generation,
+        exit: Exit,
+    },
+    /// Every worker of the node, with how long each actor has been idle.
+    Report(Vec<WorkerReport>),
+}
+
+/// Why a node did not do as told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub enum NodeError {
+    #[error("node {0} is not known")]
+    UnknownNode(NodeName),
+    #[error("the worker is gone")]
+    WorkerGone,
+    #[error("the worker hosts somebody else")]
+    Busy,
+    /// The order is of the past, or the actor is not there (any more).
+    #[error("the node does not have this actor at this generation")]
+    Stale,
+    /// The actor lives on.
+    #[error("the suspend was called off")]
+    Aborted,
+    /// The actor lives on.
+    #[error("not saved, the actor runs on: {0}")]
+    NotSaved(String),
+    /// Nothing of what the order speaks of was captured here.
+    #[error("the node holds no image for this operation")]
+    NothingCaptured,
+    /// The order itself cannot be carried out, here or anywhere: the object and the remedy are in the text.
+    #[error("{0}")]
+    Refused(String),
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// The nodes of an instance, reached however they are reached.
+#[async_trait::async_trait]
+pub trait Nodes: Send + Sync {
+    async fn activate(&self, node: &NodeName, order: Activate) -> Result<Activated, NodeError>;
+
+    /// Takes the actor out of its worker; the worker is free when this returns `Ok`.
+    async fn capture(&self, node: &NodeName, order: Capture) -> Result<Captured, NodeError>;
+
+    /// Asks a capture to stop where it can; its own answer tells whether it could.
+    async fn abort(&self, node: &NodeName, worker: WorkerUid, op: OpId) -> Result<(), NodeError>;
+
+    async fn store(&self, node: &NodeName, order: SnapshotOrder) -> Result<Stored, NodeError>;
+
+    /// Brings a snapshot that is on the node's disk to durable storage.
+    async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError>;
+
+    /// Ends an actor's sandbox, saving nothing.
+    async fn discard(
+        &self,
+        node: &NodeName,
+        worker: WorkerUid,
+        actor: ActorUid,
+        generation: Generation,
+    ) -> Result<(), NodeError>;
+
+    /// Removes snapshots, wherever they are. Those that are not there are no error.
+    async fn forget(&self, node: &NodeName, prefixes: Vec<String>) -> Result<(), NodeError>;
+}

@@ -50,9 +50,12 @@ macro_rules! stored_as_text {
 
 mod content;
 pub mod delta;
+mod key;
 mod location;
+pub mod seal;
 
 pub use content::{Content, Hashing};
+pub use key::{DataKey, InstanceKey, KeyId, KeyIdError, UnwrapError, WrappedKey};
 pub use location::{
     FileName, FileNameError, Location, LocationError, MANIFEST, SnapshotId, SnapshotKey, SnapshotKeyError,
 };

@@ -2,7 +2,7 @@
 //!
 //! Bytes in, bytes out: no paths, no clock, and keys and nonces are arguments. Whoever takes a snapshot writes its files
 //! first and the manifest last, so a prefix without a manifest is no snapshot. Whoever restores one reads the manifest
-//! against the digest in the actor's record, asks `Manifest::admit`, opens the files, and decodes the memory image
+//! against the digest in the actor's record, asks [`Manifest::admit`], opens the files, and decodes the memory image
 //! straight into the buffer that the sandbox will read.
 //!
 //! ```text
@@ -48,14 +48,24 @@ macro_rules! stored_as_text {
     };
 }
 
+mod admit;
 mod content;
 pub mod delta;
 mod key;
 mod location;
+mod manifest;
 pub mod seal;
 
+pub use admit::{Expectation, Host, Reason, Refused};
 pub use content::{Content, Hashing};
 pub use key::{DataKey, InstanceKey, KeyId, KeyIdError, UnwrapError, WrappedKey};
 pub use location::{
     FileName, FileNameError, Location, LocationError, MANIFEST, SnapshotId, SnapshotKey, SnapshotKeyError,
 };
+pub use manifest::{
+    ActorIdentity, Algorithm, Asset, Base, Encryption, FORMAT, File, MAX_MANIFEST, Manifest, ManifestError, Role,
+    Scope, SecretExposure, TemplateIdentity,
+};
+
+#[cfg(test)]
+mod roundtrip;

@@ -1,0 +1,185 @@
+//! The change feed that adapters share: a bounded ring of recent commits, read by any number of watchers.
+//!
+//! ```text
+//!            floor                                  head
+//!   forgotten | event  event  event  event  event  event |      publish appends at the head,
+//!             ^          ^                    ^                  evicts at the floor, wakes all
+//!             |          watcher's cursor     another's
+//!             a cursor left of the floor has lost something: Lagged
+//! ```
+//!
+//! A watcher is a cursor, not a queue: however many there are and however slow, a commit costs the same and
+//! memory stays what the ring may hold.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use futures::stream::{BoxStream, StreamExt, unfold};
+use tokio::sync::watch;
+
+use crate::{Event, Mutation, Prefix, Revision, WatchError};
+
+/// Events a watcher looks at per turn. It keeps the ring's lock short when a narrow watcher skips over many.
+const TURN: usize = 256;
+
+/// How much the ring keeps. Beyond either bound the oldest commits are forgotten.
+#[derive(Clone, Copy, Debug)]
+pub struct FeedLimits {
+    pub events: usize,
+    pub bytes: usize,
+}
+
+impl Default for FeedLimits {
+    /// Half a minute of 2,000 commits per second: longer than a client needs to reconnect, at a memory a laptop has.
+    fn default() -> Self {
+        Self { events: 65_536, bytes: 128 << 20 }
+    }
+}
+
+/// Events in commit order; ends with an error when the watcher must list again, without one when the store closes.
+pub type Watch = BoxStream<'static, Result<Event, WatchError>>;
+
+#[derive(Debug)]
+pub struct Feed {
+    ring: Arc<RwLock<Ring>>,
+    /// Grows with each publish; only wakes watchers, who then look at the ring.
+    head: watch::Sender<Revision>,
+}
+
+#[derive(Debug)]
+struct Ring {
+    events: VecDeque<Arc<Event>>,
+    bytes: usize,
+    /// All commits after this one are in the ring.
+    floor: Revision,
+    limits: FeedLimits,
+}
+
+impl Feed {
+    /// A feed that knows nothing up to and including `start`.
+    pub fn new(start: Revision, limits: FeedLimits) -> Self {
+        let ring = Ring { events: VecDeque::new(), bytes: 0, floor: start, limits };
+        Self { ring: Arc::new(RwLock::new(ring)), head: watch::Sender::new(start) }
+    }
+
+    /// Shows durable commits to watchers. The caller publishes in revision order.
+    pub fn publish(&self, events: impl IntoIterator<Item = Event>) {
+        let mut head = None;
+        let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
+        for event in events {
+            head = Some(event.revision);
+            ring.push(event);
+        }
+        drop(ring);
+        if let Some(head) = head {
+            self.head.send_replace(head);
+        }
+    }
+
+    /// The store went on to `revision` without knowing what happened in between: every watcher behind it is ended.
+    pub fn skip_to(&self, revision: Revision) {
+        if revision <= *self.head.borrow() {
+            return;
+        }
+        let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
+        ring.events.clear();
+        ring.bytes = 0;
+        ring.floor = revision;
+        drop(ring);
+        self.head.send_replace(revision);
+    }
+
+    /// `current` is the store's revision; it may run ahead of what is published, and a list may have shown it.
+    pub fn watch(&self, prefix: Prefix, after: Revision, current: Revision) -> Result<Watch, WatchError> {
+        if after > current {
+            return Err(WatchError::Ahead { after, current });
+        }
+        let floor = self.ring.read().unwrap_or_else(PoisonError::into_inner).floor;
+        if after < floor {
+            return Err(WatchError::Compacted { after, floor });
+        }
+        let cursor = Cursor {
+            ring: self.ring.clone(),
+            head: self.head.subscribe(),
+            prefix,
+            seen: after,
+            ready: VecDeque::new(),
+            ended: false,
+        };
+        Ok(unfold(cursor, |mut cursor| async move { cursor.next().await.map(|item| (item, cursor)) }).boxed())
+    }
+}
+
+impl Ring {
+    fn push(&mut self, event: Event) {
+        self.bytes += weight(&event);
+        self.events.push_back(Arc::new(event));
+        while self.events.len() > self.limits.events || self.bytes > self.limits.bytes {
+            let Some(oldest) = self.events.pop_front() else { break };
+            self.bytes -= weight(&oldest);
+            self.floor = oldest.revision;
+        }
+    }
+
+    fn after(&self, seen: Revision) -> Result<Vec<Arc<Event>>, WatchError> {
+        if seen < self.floor {
+            return Err(WatchError::Lagged { seen, floor: self.floor });
+        }
+        let start = self.events.partition_point(|event| event.revision <= seen);
+        Ok(self.events.range(start..).take(TURN).cloned().collect())
+    }
+}
+
+/// Roughly what an event holds in memory.
+fn weight(event: &Event) -> usize {
+    const OVERHEAD: usize = 128;
+    let bytes = |mutation: &Mutation| match mutation {
+        Mutation::Put(record) => record.key.path().len() + record.value.len() + OVERHEAD,
+        Mutation::Deleted(key) => key.path().len() + OVERHEAD,
+    };
+    OVERHEAD + event.mutations.iter().map(bytes).sum::<usize>()
+}
+
+struct Cursor {
+    ring: Arc<RwLock<Ring>>,
+    head: watch::Receiver<Revision>,
+    prefix: Prefix,
+    seen: Revision,
+    ready: VecDeque<Event>,
+    ended: bool,
+}
+
+impl Cursor {
+    async fn next(&mut self) -> Option<Result<Event, WatchError>> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(Ok(event));
+            }
+            if self.ended {
+                return None;
+            }
+            // Marked as seen before the look, so that a publish after the look wakes the wait below.
+            self.head.borrow_and_update();
+            let looked = self.ring.read().unwrap_or_else(PoisonError::into_inner).after(self.seen);
+            match looked {
+                Err(lagged) => {
+                    self.ended = true;
+                    return Some(Err(lagged));
+                }
+                Ok(events) if events.is_empty() => self.head.changed().await.ok()?,
+                Ok(events) => self.take(&events),
+            }
+        }
+    }
+
+    fn take(&mut self, events: &[Arc<Event>]) {
+        for event in events {
+            self.seen = event.revision;
+            let mutations: Vec<_> =
+                event.mutations.iter().filter(|mutation| self.prefix.contains(mutation.key())).cloned().collect();
+            if !mutations.is_empty() {
+                self.ready.push_back(Event { revision: event.revision, mutations });
+            }
+        }
+    }
+}

@@ -1,4 +1,4 @@
-use ate_name::{Generation, NodeName};
+use ate_name::{Digest, Generation, NodeName};
 use serde::{Deserialize, Serialize};
 
 /// How much of an actor a snapshot holds.
@@ -15,6 +15,9 @@ pub enum Scope {
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotRef {
     pub prefix: String,
+    /// The digest of its manifest, known once it is stored: the root of trust of everything a restore will read and run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub manifest: Option<Digest>,
     /// Whose state it is: that of the assignment with this number.
     pub generation: Generation,
     pub scope: Scope,

@@ -9,6 +9,6 @@ mod workload;
 
 pub use node::{
     Activate, Activated, Capture, Captured, Exit, Hosted, Identity, NodeError, NodeEvent, Nodes, Phase, Runtime,
-    RuntimeAsset, SnapshotOrder, Source, Stored, WorkerReport,
+    RuntimeAsset, SnapshotAt, SnapshotOrder, Source, Stored, WorkerReport,
 };
 pub use workload::{Container, EgressRule, Port, PortProtocol, Readyz, Workload};

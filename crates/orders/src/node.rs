@@ -26,6 +26,8 @@ pub struct Activate {
     pub source: Source,
     /// The key that the actor's snapshots are sealed with, sealed itself.
     pub sealed_key: String,
+    /// Ask the readiness probes also after a restore; a fresh start is always asked.
+    pub probe: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -33,7 +35,14 @@ pub enum Source {
     /// Start from nothing, on the runtime that the pool's config names.
     Boot { runtime: Runtime },
     /// Continue from a snapshot, on the runtime that its manifest names.
-    Snapshot { prefix: String, golden: bool },
+    Snapshot { at: SnapshotAt, golden: bool },
+}
+
+/// A snapshot that exists, and how to tell that it is the one that was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotAt {
+    pub prefix: String,
+    pub manifest: Digest,
 }
 
 /// The binaries of a sandbox class, per architecture.
@@ -67,10 +76,11 @@ pub struct Capture {
 pub struct SnapshotOrder {
     pub op: OpId,
     pub identity: Identity,
+    pub workload: Workload,
     pub prefix: String,
     pub full: bool,
     /// The golden snapshot, against which an image is stored as the difference.
-    pub base: Option<String>,
+    pub base: Option<SnapshotAt>,
     /// This is the golden itself: anyone of the template may restore it.
     pub golden: bool,
     /// Done only when it is in durable storage.
@@ -97,6 +107,7 @@ pub struct Captured {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Stored {
+    pub manifest: Digest,
     pub bytes: u64,
     pub durable: bool,
 }

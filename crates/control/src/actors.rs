@@ -1,0 +1,155 @@
+//! Actors as clients see them: created, read, listed, changed, deleted.
+
+use ate_actor::{Actor, Status};
+use ate_name::{ActorKey, ActorUid, AtespaceName, Labels, ObjectKey};
+use ate_store::{Change, CommitError, Guard, Kind, Prefix};
+
+use crate::ledger::Note;
+use crate::records::{
+    HistoryEntry, Read, actor_key, actors_of, atespace_key, encode, history_of, made_from_key, object_key,
+};
+use crate::{Code, Control, ControlError};
+
+/// Most records a client gets in one page, as the public API has it.
+pub const MAX_PAGE: usize = 1000;
+
+/// History entries removed per transaction when an actor is deleted.
+const HISTORY_STEP: usize = 100;
+
+/// An actor and how often its record was written.
+#[derive(Clone, Debug)]
+pub struct Versioned {
+    pub actor: Actor,
+    pub version: u64,
+}
+
+impl From<Read<Actor>> for Versioned {
+    fn from(read: Read<Actor>) -> Self {
+        Self { version: read.record.version, actor: read.value }
+    }
+}
+
+impl Control {
+    pub async fn create_actor(
+        &self,
+        key: &ActorKey,
+        template: &ObjectKey,
+        selector: Labels,
+    ) -> Result<Versioned, ControlError> {
+        let missing = || ControlError::precondition(format!("ActorTemplate {template} not found"));
+        let made_from = self.catalog.template(template).ok_or_else(missing)?;
+        let uid = ActorUid::from_random(self.world.random());
+        let mut actor =
+            Actor::new(uid, key.clone(), template.clone(), made_from.uid, self.keys.sealed(uid), self.world.now());
+        actor.selector = selector;
+        let change = Change::new()
+            .guard(Guard::Present(object_key(Kind::Template, template)))
+            .guard(Guard::Present(atespace_key(&key.atespace)))
+            .create(actor_key(key), encode(&actor))
+            .put(made_from_key(made_from.uid, key), Vec::new());
+        let change = self.with_history(change, &actor, 1, None, Note::new("Created"));
+        match self.store.commit(change).await {
+            Ok(_) => Ok(Versioned { actor, version: 1 }),
+            Err(CommitError::Conflict { guard: Guard::Present(key) }) if key.kind() == Kind::Template => Err(missing()),
+            Err(CommitError::Conflict { guard: Guard::Present(_) }) => {
+                Err(ControlError::precondition(format!("Atespace {} not found", key.atespace)))
+            }
+            Err(CommitError::Conflict { .. }) => {
+                Err(ControlError::new(Code::AlreadyExists, format!("Actor {} already exists", key.name)))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    pub async fn get_actor(&self, key: &ActorKey) -> Result<Versioned, ControlError> {
+        Ok(self.actor(key).await?.into())
+    }
+
+    /// Replaces the actor's own selector; it counts at the next resume.
+    pub async fn update_actor(&self, key: &ActorKey, selector: Labels) -> Result<Versioned, ControlError> {
+        let mut read = self.actor(key).await?;
+        read.value.selector = selector;
+        let value = encode(&read.value);
+        self.store.commit(Change::new().replace(&read.record, value)).await?;
+        read.record.version += 1;
+        Ok(read.into())
+    }
+
+    /// A page of actors in the order of their keys, after the one named. The token is the last key of the page.
+    pub async fn list_actors(
+        &self,
+        atespace: Option<&AtespaceName>,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<(Vec<Versioned>, Option<String>), ControlError> {
+        let prefix = atespace.map_or_else(|| Prefix::all(Kind::Actor), actors_of);
+        let page = self.store.list(&prefix, after, limit).await?;
+        let token = page.records.last().filter(|_| page.more).map(|record| record.key.path().to_owned());
+        let actors = page
+            .records
+            .into_iter()
+            .map(|record| Ok(Read::<Actor>::decode(record)?.into()))
+            .collect::<Result<_, ControlError>>()?;
+        Ok((actors, token))
+    }
+
+    pub async fn delete_actor(&self, key: &ActorKey) -> Result<(), ControlError> {
+        let read = self.actor(key).await?;
+        let actor = &read.value;
+        if actor.phase.status() != Status::Suspended {
+            let status = status_name(actor.phase.status());
+            return Err(ControlError::precondition(format!("Actor {} is not suspended (status: {status})", key.name)));
+        }
+        let change = Change::new()
+            .guard(read.record.unchanged())
+            .delete(actor_key(key))
+            .delete(made_from_key(actor.template_uid, key));
+        self.store.commit(change).await?;
+        // Without its record nothing refers to them any more; and without its key nothing could be read from them.
+        self.forget_all(actor).await;
+        self.forget_history(actor.uid).await
+    }
+
+    async fn forget_all(&self, actor: &Actor) {
+        let local = actor.snapshots.local.as_ref().map(|(snapshot, _)| snapshot.prefix.clone());
+        let durable = actor.snapshots.durable.as_ref().map(|snapshot| snapshot.prefix.clone());
+        let mut prefixes: Vec<_> = local.into_iter().chain(durable).collect();
+        prefixes.dedup();
+        let node = actor.snapshots.local.as_ref().map(|(_, node)| node.clone()).or_else(|| self.any_node());
+        if let (Some(node), false) = (node, prefixes.is_empty())
+            && let Err(error) = self.nodes.forget(&node, prefixes).await
+        {
+            tracing::warn!(actor = %actor.key, %error, "snapshots of a deleted actor were not removed");
+        }
+    }
+
+    async fn forget_history(&self, uid: ActorUid) -> Result<(), ControlError> {
+        loop {
+            let page = self.store.list(&history_of(uid), None, HISTORY_STEP).await?;
+            if page.records.is_empty() {
+                return Ok(());
+            }
+            let change = page.records.into_iter().fold(Change::new(), |change, record| change.delete(record.key));
+            self.store.commit(change).await?;
+        }
+    }
+
+    /// What happened to an actor, oldest first.
+    pub async fn history(&self, key: &ActorKey) -> Result<Vec<HistoryEntry>, ControlError> {
+        let uid = self.actor(key).await?.value.uid;
+        let page = self.store.list(&history_of(uid), None, MAX_PAGE).await?;
+        page.records.into_iter().map(|record| Ok(Read::<HistoryEntry>::decode(record)?.value)).collect()
+    }
+}
+
+/// As the public API's enum spells it.
+pub fn status_name(status: Status) -> &'static str {
+    match status {
+        Status::Resuming => "STATUS_RESUMING",
+        Status::Running => "STATUS_RUNNING",
+        Status::Suspending => "STATUS_SUSPENDING",
+        Status::Suspended => "STATUS_SUSPENDED",
+        Status::Pausing => "STATUS_PAUSING",
+        Status::Paused => "STATUS_PAUSED",
+    }
+}

@@ -1,0 +1,57 @@
+use ate_name::AtespaceName;
+use ate_store::{Change, CommitError, Guard, Kind, Prefix};
+
+use crate::records::{AtespaceRecord, Read, actors_of, atespace_key, encode};
+use crate::{Code, Control, ControlError};
+
+/// Records read per step of an unpaginated list.
+const STEP: usize = 500;
+
+impl Control {
+    pub async fn create_atespace(&self, name: &AtespaceName) -> Result<(), ControlError> {
+        let record = AtespaceRecord { name: name.clone(), unknown: Default::default() };
+        match self.store.commit(Change::new().create(atespace_key(name), encode(&record))).await {
+            Ok(_) => Ok(()),
+            Err(CommitError::Conflict { .. }) => {
+                Err(ControlError::new(Code::AlreadyExists, format!("Atespace {name} already exists")))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    pub async fn get_atespace(&self, name: &AtespaceName) -> Result<(), ControlError> {
+        match self.store.get(&atespace_key(name)).await? {
+            Some(_) => Ok(()),
+            None => Err(ControlError::new(Code::NotFound, format!("Atespace {name} not found"))),
+        }
+    }
+
+    pub async fn list_atespaces(&self) -> Result<Vec<AtespaceName>, ControlError> {
+        let (mut names, mut after) = (Vec::new(), None::<String>);
+        loop {
+            let page = self.store.list(&Prefix::all(Kind::Atespace), after.as_deref(), STEP).await?;
+            after = page.records.last().map(|record| record.key.path().to_owned());
+            for record in page.records {
+                names.push(Read::<AtespaceRecord>::decode(record)?.value.name);
+            }
+            if !page.more {
+                return Ok(names);
+            }
+        }
+    }
+
+    pub async fn delete_atespace(&self, name: &AtespaceName) -> Result<(), ControlError> {
+        let key = atespace_key(name);
+        let change = Change::new().guard(Guard::Present(key.clone())).guard(Guard::Empty(actors_of(name))).delete(key);
+        match self.store.commit(change).await {
+            Ok(_) => Ok(()),
+            Err(CommitError::Conflict { guard: Guard::Empty(_) }) => {
+                Err(ControlError::precondition(format!("Atespace {name} is not empty")))
+            }
+            Err(CommitError::Conflict { .. }) => {
+                Err(ControlError::new(Code::NotFound, format!("Atespace {name} not found")))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}

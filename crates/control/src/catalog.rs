@@ -1,0 +1,304 @@
+//! Templates, pools and configs: in the store, and in memory for whoever needs them at every turn. There are few of them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ate_name::{ObjectKey, TemplateUid};
+use ate_object::{ActorTemplate, Object, SandboxConfig, WorkerPool};
+use ate_store::{Change, CommitError, Guard, Key, Kind, Prefix, Record};
+use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::records::{Read, encode, made_from, object_key};
+use crate::{Code, Control, ControlError};
+
+/// Records read per step when the catalog is loaded.
+const STEP: usize = 500;
+
+/// A template, and how far its golden snapshot is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Template {
+    pub uid: TemplateUid,
+    pub object: ActorTemplate,
+    pub status: TemplateStatus,
+    pub created: jiff::Timestamp,
+    #[serde(flatten)]
+    pub unknown: std::collections::BTreeMap<String, serde_json::Value>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TemplateStatus {
+    pub phase: TemplatePhase,
+    /// Why it failed, or what it waits for.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub golden: Option<ate_actor::SnapshotRef>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TemplatePhase {
+    #[default]
+    Pending,
+    ResumeGoldenActor,
+    WaitGoldenActor,
+    /// The golden is taken and being restored once, to see that it can be.
+    TrialGoldenActor,
+    Ready,
+    Failed,
+}
+
+/// What applying an object did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Applied {
+    Created,
+    Configured,
+    Unchanged,
+}
+
+#[derive(Default)]
+struct Objects {
+    templates: HashMap<ObjectKey, Arc<Template>>,
+    pools: HashMap<ObjectKey, Arc<WorkerPool>>,
+    configs: HashMap<ObjectKey, Arc<SandboxConfig>>,
+}
+
+pub(crate) struct Catalog {
+    objects: RwLock<Objects>,
+    changed: watch::Sender<u64>,
+}
+
+impl Catalog {
+    pub(crate) fn new() -> Self {
+        Self { objects: RwLock::default(), changed: watch::Sender::new(0) }
+    }
+
+    pub(crate) fn template(&self, key: &ObjectKey) -> Option<Arc<Template>> {
+        self.objects.read().templates.get(key).cloned()
+    }
+
+    pub(crate) fn template_by_uid(&self, uid: TemplateUid) -> Option<Arc<Template>> {
+        self.objects.read().templates.values().find(|template| template.uid == uid).cloned()
+    }
+
+    pub(crate) fn templates(&self) -> Vec<Arc<Template>> {
+        self.objects.read().templates.values().cloned().collect()
+    }
+
+    pub(crate) fn pools(&self) -> Vec<Arc<WorkerPool>> {
+        let mut pools: Vec<_> = self.objects.read().pools.values().cloned().collect();
+        pools.sort_by_key(|pool| pool.metadata.key());
+        pools
+    }
+
+    pub(crate) fn pool(&self, key: &ObjectKey) -> Option<Arc<WorkerPool>> {
+        self.objects.read().pools.get(key).cloned()
+    }
+
+    pub(crate) fn configs(&self) -> Vec<Arc<SandboxConfig>> {
+        let mut configs: Vec<_> = self.objects.read().configs.values().cloned().collect();
+        configs.sort_by_key(|config| config.metadata.key());
+        configs
+    }
+
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// Takes over what the store says of an object.
+    pub(crate) fn take(&self, key: &Key, record: Option<&Record>) -> Result<(), ControlError> {
+        let mut segments = key.segments();
+        let namespace = segments.next().filter(|&namespace| namespace != "-").unwrap_or_default();
+        let name = ObjectKey::new(namespace, segments.next().unwrap_or_default());
+        let mut objects = self.objects.write();
+        match (key.kind(), record) {
+            (Kind::Template, Some(record)) => {
+                let template = Read::<Template>::decode(record.clone())?.value;
+                objects.templates.insert(name, Arc::new(template));
+            }
+            (Kind::Pool, Some(record)) => {
+                objects.pools.insert(name, Arc::new(Read::decode(record.clone())?.value));
+            }
+            (Kind::Config, Some(record)) => {
+                objects.configs.insert(name, Arc::new(Read::decode(record.clone())?.value));
+            }
+            (Kind::Template, None) => drop(objects.templates.remove(&name)),
+            (Kind::Pool, None) => drop(objects.pools.remove(&name)),
+            (Kind::Config, None) => drop(objects.configs.remove(&name)),
+            _ => return Ok(()),
+        }
+        drop(objects);
+        self.changed.send_modify(|count| *count += 1);
+        Ok(())
+    }
+}
+
+impl Control {
+    pub(crate) async fn load_catalog(&self) -> Result<(), ControlError> {
+        for kind in [Kind::Config, Kind::Pool, Kind::Template] {
+            let mut after = None::<String>;
+            loop {
+                let page = self.store.list(&Prefix::all(kind), after.as_deref(), STEP).await?;
+                for record in &page.records {
+                    self.catalog.take(&record.key, Some(record))?;
+                }
+                after = page.records.last().map(|record| record.key.path().to_owned());
+                if !page.more {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies objects in an order in which each finds what it refers to; all are checked before the first is written.
+    pub async fn apply(&self, mut objects: Vec<Object>) -> Result<Vec<(Object, Applied)>, ControlError> {
+        objects.sort_by_key(|object| match object {
+            Object::SandboxConfig(_) => 0,
+            Object::WorkerPool(_) => 1,
+            Object::ActorTemplate(_) => 2,
+        });
+        let invalid = |error: ate_object::Invalid| ControlError::invalid(error.to_string());
+        for (index, object) in objects.iter().enumerate() {
+            object.validate().map_err(invalid)?;
+            if let Object::SandboxConfig(config) = object {
+                let existing = self.catalog.configs();
+                let beside = objects[..index].iter().filter_map(|object| match object {
+                    Object::SandboxConfig(config) => Some(config),
+                    _ => None,
+                });
+                let replaced = |other: &&SandboxConfig| {
+                    !objects
+                        .iter()
+                        .any(|o| matches!(o, Object::SandboxConfig(c) if c.metadata.key() == other.metadata.key()))
+                };
+                let existing = existing.iter().map(|config| &**config).filter(replaced);
+                ate_object::check_defaults(existing.chain(beside), config).map_err(invalid)?;
+            }
+        }
+        let mut done = Vec::with_capacity(objects.len());
+        for object in objects {
+            let applied = self.apply_one(&object).await?;
+            done.push((object, applied));
+        }
+        Ok(done)
+    }
+
+    async fn apply_one(&self, object: &Object) -> Result<Applied, ControlError> {
+        let key = object_key(store_kind(object), &object.key());
+        let read = self.store.get(&key).await?;
+        let value = match object {
+            Object::ActorTemplate(template) => {
+                let existing = read.clone().map(Read::<Template>::decode).transpose()?.map(|read| read.value);
+                if let Some(existing) = &existing {
+                    ate_object::check_update(&Object::ActorTemplate(existing.object.clone()), object)
+                        .map_err(|error| ControlError::invalid(error.to_string()))?;
+                }
+                encode(&match existing {
+                    Some(existing) => Template { object: template.clone(), ..existing },
+                    None => Template {
+                        uid: TemplateUid::from_random(self.world.random()),
+                        object: template.clone(),
+                        status: TemplateStatus::default(),
+                        created: self.world.now(),
+                        unknown: Default::default(),
+                    },
+                })
+            }
+            Object::WorkerPool(pool) => encode(pool),
+            Object::SandboxConfig(config) => encode(config),
+        };
+        let (change, applied) = match &read {
+            Some(record) if record.value == value => return Ok(Applied::Unchanged),
+            Some(record) => (Change::new().replace(record, value.clone()), Applied::Configured),
+            None => (Change::new().create(key.clone(), value.clone()), Applied::Created),
+        };
+        let committed = self.store.commit(change).await?;
+        let version = committed.versions.first().copied().unwrap_or(1);
+        self.catalog.take(
+            &key,
+            Some(&Record { key: key.clone(), version, revision: committed.revision, value: value.into() }),
+        )?;
+        Ok(applied)
+    }
+
+    pub async fn delete_object(&self, kind: ate_object::Kind, name: &ObjectKey) -> Result<(), ControlError> {
+        let (store_kind, shown) = match kind {
+            ate_object::Kind::ActorTemplate => (Kind::Template, "ActorTemplate"),
+            ate_object::Kind::WorkerPool => (Kind::Pool, "WorkerPool"),
+            ate_object::Kind::SandboxConfig => (Kind::Config, "SandboxConfig"),
+        };
+        let key = object_key(store_kind, name);
+        let mut change = Change::new().guard(Guard::Present(key.clone())).delete(key.clone());
+        let template = self.catalog.template(name).filter(|_| store_kind == Kind::Template);
+        if let Some(template) = &template {
+            self.remove_golden(template).await?;
+            change = change.guard(Guard::Empty(made_from(template.uid)));
+        }
+        match self.store.commit(change).await {
+            Ok(_) => self.catalog.take(&key, None),
+            Err(CommitError::Conflict { guard: Guard::Empty(_) }) => Err(ControlError::precondition(format!(
+                "ActorTemplate {name} still has actors: delete them first (`ate get actors -A` lists them)"
+            ))),
+            Err(CommitError::Conflict { .. }) => {
+                Err(ControlError::new(Code::NotFound, format!("{shown} {name} not found")))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    pub fn templates(&self) -> Vec<Arc<Template>> {
+        let mut templates = self.catalog.templates();
+        templates.sort_by_key(|template| template.object.metadata.key());
+        templates
+    }
+
+    pub fn template(&self, key: &ObjectKey) -> Option<Arc<Template>> {
+        self.catalog.template(key)
+    }
+
+    pub fn pools(&self) -> Vec<Arc<WorkerPool>> {
+        self.catalog.pools()
+    }
+
+    pub fn configs(&self) -> Vec<Arc<SandboxConfig>> {
+        self.catalog.configs()
+    }
+
+    /// Says when anything of the catalog has changed.
+    pub fn catalog_changes(&self) -> watch::Receiver<u64> {
+        self.catalog.changes()
+    }
+
+    pub(crate) async fn set_status(
+        &self,
+        template: &ObjectKey,
+        uid: TemplateUid,
+        change: impl FnOnce(&mut TemplateStatus),
+    ) -> Result<(), ControlError> {
+        let key = object_key(Kind::Template, template);
+        let gone = || ControlError::new(Code::NotFound, format!("ActorTemplate {template} not found"));
+        let read = Read::<Template>::decode(self.store.get(&key).await?.ok_or_else(gone)?)?;
+        let mut value = read.value;
+        if value.uid != uid {
+            return Err(gone());
+        }
+        change(&mut value.status);
+        let bytes = encode(&value);
+        let committed = self.store.commit(Change::new().replace(&read.record, bytes.clone())).await?;
+        let version = read.record.version + 1;
+        self.catalog
+            .take(&key, Some(&Record { key: key.clone(), version, revision: committed.revision, value: bytes.into() }))
+    }
+}
+
+fn store_kind(object: &Object) -> Kind {
+    match object {
+        Object::ActorTemplate(_) => Kind::Template,
+        Object::WorkerPool(_) => Kind::Pool,
+        Object::SandboxConfig(_) => Kind::Config,
+    }
+}

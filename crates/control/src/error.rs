@@ -1,0 +1,77 @@
+use ate_store::{CommitError, Fault};
+
+/// The kinds of failure that a client can tell apart; the names are those of gRPC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    InvalidArgument,
+    NotFound,
+    AlreadyExists,
+    FailedPrecondition,
+    Aborted,
+    ResourceExhausted,
+    Unavailable,
+    DeadlineExceeded,
+    Internal,
+}
+
+/// What a client is told. The text names the object and, where there is one, the remedy; internals stay in the log.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct ControlError {
+    pub code: Code,
+    pub text: String,
+}
+
+impl ControlError {
+    pub fn new(code: Code, text: impl Into<String>) -> Self {
+        Self { code, text: text.into() }
+    }
+
+    pub fn invalid(text: impl Into<String>) -> Self {
+        Self::new(Code::InvalidArgument, text)
+    }
+
+    pub fn precondition(text: impl Into<String>) -> Self {
+        Self::new(Code::FailedPrecondition, text)
+    }
+
+    pub(crate) fn actor_not_found(name: &str) -> Self {
+        Self::new(Code::NotFound, format!("Actor {name} not found"))
+    }
+
+    pub(crate) fn conflict() -> Self {
+        Self::new(Code::Aborted, "concurrent update conflict, please retry")
+    }
+
+    pub(crate) fn in_progress() -> Self {
+        Self::new(Code::Aborted, "another operation is in progress for this actor")
+    }
+
+    pub(crate) fn is_conflict(&self) -> bool {
+        *self == Self::conflict()
+    }
+}
+
+impl From<Fault> for ControlError {
+    fn from(fault: Fault) -> Self {
+        tracing::error!(%fault, "the store failed");
+        match fault {
+            Fault::Unavailable { .. } => Self::new(Code::Unavailable, "the store is unavailable, please retry"),
+            Fault::Corrupt { .. } => Self::new(Code::Internal, "the store is corrupt: see the server's log"),
+        }
+    }
+}
+
+impl From<CommitError> for ControlError {
+    fn from(error: CommitError) -> Self {
+        match error {
+            CommitError::Conflict { .. } => Self::conflict(),
+            CommitError::Fault(fault) => fault.into(),
+            CommitError::TooLarge { what, limit, .. } => Self::invalid(format!("too large: at most {limit} {what}")),
+            CommitError::WrittenTwice { key } => {
+                tracing::error!(%key, "a change wrote a record twice");
+                Self::new(Code::Internal, "internal server error")
+            }
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Follows the store's feed, so that every replica knows of every change, whoever made it.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ate_actor::Actor;
+use ate_name::{ActorKey, WorkerUid};
+use ate_store::{Key, Kind, Mutation, Prefix, Revision};
+use futures::StreamExt;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::records::{Read, WorkerRecord};
+use crate::{Control, ControlError};
+
+#[derive(Default)]
+pub(crate) struct Follower {
+    waiting: Mutex<HashMap<ActorKey, Arc<Notify>>>,
+    ingress: Mutex<HashMap<WorkerUid, PathBuf>>,
+}
+
+impl Follower {
+    /// Told when the actor's record changes. Enable the notification before reading the record.
+    pub(crate) fn of(&self, key: &ActorKey) -> Arc<Notify> {
+        Arc::clone(self.waiting.lock().entry(key.clone()).or_default())
+    }
+
+    pub(crate) fn changed(&self, key: &ActorKey) {
+        let mut waiting = self.waiting.lock();
+        if let Some(notify) = waiting.get(key) {
+            notify.notify_waiters();
+            if Arc::strong_count(notify) == 1 {
+                waiting.remove(key);
+            }
+        }
+    }
+
+    pub(crate) fn ingress(&self, worker: WorkerUid) -> Option<PathBuf> {
+        self.ingress.lock().get(&worker).cloned()
+    }
+
+    pub(crate) fn set_ingress(&self, worker: WorkerUid, path: Option<PathBuf>) {
+        match path {
+            Some(path) => drop(self.ingress.lock().insert(worker, path)),
+            None => drop(self.ingress.lock().remove(&worker)),
+        }
+    }
+}
+
+impl Control {
+    /// Follows changes after `since` until the store ends the feed. The caller loads anew and follows again.
+    pub(crate) async fn follow(self: &Arc<Self>, kind: Kind, since: Revision) -> Result<(), ControlError> {
+        let mut feed = self.store.watch(&Prefix::all(kind), since).await.map_err(|error| {
+            tracing::warn!(%error, "the feed cannot be followed from here");
+            ControlError::conflict()
+        })?;
+        while let Some(event) = feed.next().await {
+            let event = event.map_err(|error| {
+                tracing::warn!(%error, "the feed has ended");
+                ControlError::conflict()
+            })?;
+            for mutation in event.mutations {
+                self.note(&mutation)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&self, mutation: &Mutation) -> Result<(), ControlError> {
+        let (key, record) = match mutation {
+            Mutation::Put(record) => (&record.key, Some(record)),
+            Mutation::Deleted(key) => (key, None),
+        };
+        match key.kind() {
+            Kind::Actor => {
+                let actor = record.map(|record| Read::<Actor>::decode(record.clone())).transpose()?;
+                if let Some(name) = actor_name(key) {
+                    self.note_actor(&name, actor.as_ref().map(|read| &read.value));
+                }
+            }
+            Kind::Worker => {
+                if let Some(record) = record {
+                    let worker = Read::<WorkerRecord>::decode(record.clone())?.value;
+                    self.follower.set_ingress(worker.lease.worker, Some(worker.ingress));
+                } else if let Ok(worker) = WorkerUid::parse(key.path()) {
+                    self.follower.set_ingress(worker, None);
+                }
+            }
+            Kind::Template | Kind::Pool | Kind::Config => self.catalog.take(key, record)?,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn actor_name(key: &Key) -> Option<ActorKey> {
+    let (atespace, name) = key.path().split_once('/')?;
+    ActorKey::parse(atespace, name).ok()
+}

@@ -1,0 +1,275 @@
+//! Putting an actor to rest: say so, have the node take it out of its worker, free the worker, have it stored, settle.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ate_actor::{Actor, Event, Intent, Phase, Scope, SnapshotRef};
+use ate_name::{ActorKey, GOLDEN_ATESPACE, OpId};
+use ate_orders::{Capture, NodeError, SnapshotAt, SnapshotOrder, Stored};
+use ate_snapshot::{Location, SnapshotId, SnapshotKey};
+
+use crate::actors::Versioned;
+use crate::catalog::Template;
+use crate::ledger::Note;
+use crate::records::Read;
+use crate::resume::identity;
+use crate::{Code, Control, ControlError};
+
+/// Between tries to store an image that the node still holds; doubles up to the last.
+const RETRY_FIRST: Duration = Duration::from_millis(200);
+const RETRY_LAST: Duration = Duration::from_secs(30);
+
+impl Control {
+    /// Suspends (durable) or pauses (on the node) an actor and waits until that is so.
+    pub async fn save_actor(self: &Arc<Self>, key: &ActorKey, intent: Intent) -> Result<Versioned, ControlError> {
+        let read = self.actor(key).await?;
+        let (resting, verb) = match intent {
+            Intent::Pause => (Phase::Paused, "PAUSING"),
+            Intent::Suspend | Intent::Idle => (Phase::Suspended, "SUSPENDING"),
+        };
+        match &read.value.phase {
+            phase if *phase == resting => return Ok(read.into()),
+            Phase::Suspended | Phase::Paused => {
+                let text = format!("internal server error: actor is in {verb} state but has no active worker");
+                return Err(ControlError::new(Code::Internal, text));
+            }
+            Phase::Running { .. } => {}
+            Phase::Resuming { .. } | Phase::Suspending { .. } | Phase::Saving { .. } => {
+                return Err(ControlError::in_progress());
+            }
+        }
+        let control = Arc::clone(self);
+        let (tell, told) = tokio::sync::oneshot::channel();
+        self.tasks.spawn(async move {
+            let _ = tell.send(control.save(read, intent, "asked for").await);
+        });
+        let saved = told.await.map_err(|_| ControlError::new(Code::Unavailable, "the server is stopping"))?;
+        match saved {
+            Err(error) if error.is_conflict() => Err(ControlError::in_progress()),
+            other => Ok(other?.into()),
+        }
+    }
+
+    /// Begins to put an actor to rest without waiting for it.
+    pub(crate) fn begin_save(self: &Arc<Self>, key: &ActorKey, intent: Intent, why: &'static str) {
+        let (control, key) = (Arc::clone(self), key.clone());
+        self.tasks.spawn(async move {
+            let saved = match control.actor(&key).await {
+                Ok(read) if matches!(read.value.phase, Phase::Running { .. }) => control.save(read, intent, why).await,
+                _ => return,
+            };
+            if let Err(error) = saved {
+                tracing::info!(actor = %key, %error, "an idle actor was not put to rest");
+            }
+        });
+    }
+
+    pub(crate) async fn save(
+        self: &Arc<Self>,
+        read: Read<Actor>,
+        intent: Intent,
+        why: &'static str,
+    ) -> Result<Read<Actor>, ControlError> {
+        let template = self.template_of(&read.value)?;
+        let op = OpId::from_random(self.world.random());
+        let snapshot = self.snapshot_name(&read.value, &template, intent, op)?;
+        let event = Event::Save { op, intent, snapshot };
+        let note = Note::because(if intent == Intent::Pause { "Pausing" } else { "Suspending" }, why);
+        let read = self.transition(&read, event, note).await?;
+        self.finish_save(read).await
+    }
+
+    /// From the intention on; also where a crashed save is taken up.
+    pub(crate) async fn finish_save(self: &Arc<Self>, mut read: Read<Actor>) -> Result<Read<Actor>, ControlError> {
+        if let Phase::Suspending { lease, op, snapshot, .. } = read.value.phase.clone() {
+            let order = Capture {
+                op,
+                worker: lease.worker,
+                actor: read.value.uid,
+                generation: read.value.generation,
+                full: snapshot.scope == Scope::Full,
+            };
+            match self.nodes.capture(&lease.node, order).await {
+                Ok(captured) => {
+                    let note = Note::new("Captured").phases(captured.phases);
+                    read = self.settle(read, Event::Captured { op }, note).await?;
+                    self.free(&lease);
+                }
+                Err(error @ (NodeError::Aborted | NodeError::NotSaved(_))) => {
+                    self.settle(read, Event::Kept { op }, Note::because("Kept", error.to_string())).await?;
+                    return Err(ControlError::new(Code::Unavailable, error.to_string()));
+                }
+                Err(error) => return self.lose(read, &error.to_string()).await,
+            }
+        }
+        let Phase::Saving { node, op, intent, snapshot } = read.value.phase.clone() else {
+            return Err(ControlError::conflict());
+        };
+        let order = self.snapshot_order(&read.value, op, &snapshot, intent)?;
+        let mut wait = RETRY_FIRST;
+        let stored = loop {
+            match self.nodes.store(&node, order.clone()).await {
+                Ok(stored) => break stored,
+                Err(NodeError::NothingCaptured) => return self.lose(read, "its node no longer has its image").await,
+                Err(error) => {
+                    tracing::warn!(actor = %read.value.key, %error, "a snapshot is not stored yet");
+                    tokio::select! {
+                        () = tokio::time::sleep(wait) => wait = (wait * 2).min(RETRY_LAST),
+                        () = self.stopping.cancelled() => return Err(ControlError::new(Code::Unavailable, "the server is stopping")),
+                    }
+                }
+            }
+        };
+        let Stored { manifest, bytes, durable } = stored;
+        let settled = SnapshotRef { manifest: Some(manifest), stored_bytes: bytes, ..snapshot.clone() };
+        let superseded = read.value.snapshots.clone();
+        let mut note = Note::new(if intent == Intent::Pause { "Paused" } else { "Suspended" });
+        note.snapshot_bytes = bytes;
+        let read = self.settle(read, Event::Stored { op, snapshot: settled, durable }, note).await?;
+        self.after_save(&read.value, &superseded, durable);
+        Ok(read)
+    }
+
+    /// What follows a save without anyone waiting: bring it to durable storage, then drop what it supersedes.
+    fn after_save(self: &Arc<Self>, actor: &Actor, superseded: &ate_actor::Snapshots, durable: bool) {
+        let Some((newest, node)) = actor.snapshots.local.clone() else { return };
+        let old: Vec<String> = superseded
+            .local
+            .iter()
+            .map(|(snapshot, _)| snapshot)
+            .chain(&superseded.durable)
+            .map(|snapshot| snapshot.prefix.clone())
+            .filter(|prefix| *prefix != newest.prefix)
+            .collect();
+        let (control, key, uid) = (Arc::clone(self), actor.key.clone(), actor.uid);
+        self.tasks.spawn(async move {
+            if !durable && control.upload(&key, uid, &newest.prefix, &node).await.is_err() {
+                return;
+            }
+            if let (false, Err(error)) = (old.is_empty(), control.nodes.forget(&node, old.clone()).await) {
+                tracing::warn!(actor = %key, %error, "an old snapshot was not removed");
+            }
+        });
+    }
+
+    pub(crate) async fn upload(
+        &self,
+        key: &ActorKey,
+        uid: ate_name::ActorUid,
+        prefix: &str,
+        node: &ate_name::NodeName,
+    ) -> Result<(), ControlError> {
+        let mut wait = RETRY_FIRST;
+        while let Err(error) = self.nodes.upload(node, prefix).await {
+            tracing::warn!(actor = %key, %error, "a snapshot is not durable yet");
+            tokio::select! {
+                () = tokio::time::sleep(wait) => wait = (wait * 2).min(RETRY_LAST),
+                () = self.stopping.cancelled() => return Err(ControlError::new(Code::Unavailable, "the server is stopping")),
+            }
+        }
+        loop {
+            let read = self.actor(key).await?;
+            if read.value.uid != uid {
+                return Ok(());
+            }
+            match self.transition(&read, Event::Uploaded { prefix: prefix.to_owned() }, Note::new("Durable")).await {
+                Err(error) if error.is_conflict() => {
+                    // Either somebody was faster, or a later snapshot has taken this one's place.
+                    let again = self.actor(key).await?;
+                    if again.value.snapshots.local.as_ref().is_none_or(|(local, _)| local.prefix != prefix) {
+                        return Ok(());
+                    }
+                }
+                other => return other.map(drop),
+            }
+        }
+    }
+
+    /// Writes down a step of an operation; tries again when something else about the record changed meanwhile.
+    pub(crate) async fn settle(
+        &self,
+        mut read: Read<Actor>,
+        event: Event,
+        note: Note,
+    ) -> Result<Read<Actor>, ControlError> {
+        let op = read.value.phase.operation();
+        loop {
+            match self.transition(&read, event.clone(), note.clone()).await {
+                Err(error) if error.is_conflict() => {
+                    let again = self.actor(&read.value.key).await?;
+                    if again.value.phase.operation() != op || again.record.revision == read.record.revision {
+                        return Err(error);
+                    }
+                    read = again;
+                }
+                Err(error) if error.code == Code::Unavailable => {
+                    tracing::warn!(actor = %read.value.key, %error, "a step cannot be written down yet");
+                    tokio::time::sleep(RETRY_FIRST).await;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// The actor falls back to its last snapshot; the reason stands in its history.
+    async fn lose(self: &Arc<Self>, read: Read<Actor>, why: &str) -> Result<Read<Actor>, ControlError> {
+        let lease = read.value.lease().cloned();
+        let key = read.value.key.clone();
+        self.settle(read, Event::Lost, Note::because("Lost", why)).await?;
+        if let Some(lease) = lease {
+            self.free(&lease);
+        }
+        Err(ControlError::new(
+            Code::Unavailable,
+            format!("actor {} was lost while it was saved ({why}): it continues from its last snapshot", key.name),
+        ))
+    }
+
+    fn snapshot_name(
+        &self,
+        actor: &Actor,
+        template: &Template,
+        intent: Intent,
+        op: OpId,
+    ) -> Result<SnapshotRef, ControlError> {
+        let config = &template.object.spec.snapshots_config;
+        let location =
+            Location::parse(&config.location).map_err(|error| ControlError::precondition(error.to_string()))?;
+        let id = SnapshotId { actor: actor.uid, generation: actor.generation, op };
+        let scope = match (intent, config.on_pause, config.on_commit) {
+            (Intent::Pause, ate_object::Scope::Data, _)
+            | (Intent::Suspend | Intent::Idle, _, ate_object::Scope::Data) => Scope::Data,
+            _ => Scope::Full,
+        };
+        let prefix = SnapshotKey { location, actor: actor.key.clone(), id }.to_string();
+        Ok(SnapshotRef { prefix, manifest: None, generation: actor.generation, scope, stored_bytes: 0 })
+    }
+
+    fn snapshot_order(
+        &self,
+        actor: &Actor,
+        op: OpId,
+        snapshot: &SnapshotRef,
+        intent: Intent,
+    ) -> Result<SnapshotOrder, ControlError> {
+        let template = self.template_of(actor)?;
+        let golden = actor.key.atespace.as_str() == GOLDEN_ATESPACE;
+        let base = template
+            .status
+            .golden
+            .as_ref()
+            .filter(|_| !golden)
+            .and_then(|golden| Some(SnapshotAt { prefix: golden.prefix.clone(), manifest: golden.manifest? }));
+        Ok(SnapshotOrder {
+            op,
+            identity: identity(actor),
+            workload: template.workload()?,
+            prefix: snapshot.prefix.clone(),
+            full: snapshot.scope == Scope::Full,
+            base,
+            golden,
+            durable: intent == Intent::Suspend,
+            sealed_key: actor.sealed_key.clone(),
+        })
+    }
+}

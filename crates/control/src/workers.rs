@@ -1,0 +1,185 @@
+//! The fleet as the control plane knows it, and what becomes of actors whose worker is gone.
+
+use std::sync::Arc;
+
+use ate_actor::{Actor, Event, Lease};
+use ate_name::{ActorKey, Generation, NodeName, ObjectKey, WorkerUid};
+use ate_orders::{NodeEvent, WorkerReport};
+use ate_placement::{Resident, State, Worker};
+use ate_store::{Change, Kind, Prefix};
+
+use crate::ledger::Note;
+use crate::records::{Read, WorkerRecord, encode, worker_key};
+use crate::{Control, ControlError};
+
+/// Records read per step.
+const STEP: usize = 500;
+
+impl Control {
+    /// A worker has come up, or is still there after we were away.
+    pub(crate) async fn worker_up(
+        self: &Arc<Self>,
+        node: &NodeName,
+        report: &WorkerReport,
+    ) -> Result<(), ControlError> {
+        let lease = Lease {
+            worker: report.worker,
+            pod: ObjectKey::new(report.pool.namespace.clone(), report.pod.clone()),
+            pool: report.pool.clone(),
+            node: node.clone(),
+        };
+        let key = worker_key(report.worker);
+        let known = self.store.get(&key).await?.map(Read::<WorkerRecord>::decode).transpose()?;
+        let assigned = known.as_ref().and_then(|read| read.value.assigned.clone());
+        if known.is_none() {
+            let record = WorkerRecord {
+                lease: lease.clone(),
+                ingress: report.ingress.clone(),
+                assigned: None,
+                unknown: Default::default(),
+            };
+            self.store.commit(Change::new().create(key, encode(&record))).await?;
+        }
+        self.follower.set_ingress(report.worker, Some(report.ingress.clone()));
+        let state = if assigned.is_some() { State::Taken } else { State::Free };
+        self.fleet.lock().insert(Worker { lease, warm: report.warm.iter().copied().collect(), state });
+        self.freed.notify_waiters();
+        Ok(())
+    }
+
+    /// A worker is gone, and with it what it ran.
+    pub(crate) async fn worker_gone(self: &Arc<Self>, worker: WorkerUid, why: &str) -> Result<(), ControlError> {
+        self.fleet.lock().remove(worker);
+        let Some(record) = self.store.get(&worker_key(worker)).await? else { return Ok(()) };
+        let read = Read::<WorkerRecord>::decode(record)?;
+        if let Some(assignee) = &read.value.assigned {
+            self.lost(&assignee.key, assignee.generation, why).await?;
+        }
+        self.store.commit(Change::new().delete(worker_key(worker))).await?;
+        self.follower.set_ingress(worker, None);
+        Ok(())
+    }
+
+    /// The sandbox of this generation is gone: the actor falls back to its last snapshot and can be woken at once.
+    pub(crate) async fn lost(
+        self: &Arc<Self>,
+        key: &ActorKey,
+        generation: Generation,
+        why: &str,
+    ) -> Result<(), ControlError> {
+        loop {
+            let read = match self.actor(key).await {
+                Ok(read) => read,
+                Err(error) if error.code == crate::Code::NotFound => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            let Some(lease) = read.value.lease().cloned() else { return Ok(()) };
+            if read.value.generation != generation {
+                return Ok(());
+            }
+            match self.transition(&read, Event::Lost, Note::because("Lost", why)).await {
+                Err(error) if error.is_conflict() => {}
+                Ok(_) => {
+                    self.free(&lease);
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Gives a worker back to the fleet. Its record says free already, or it is gone.
+    pub(crate) fn free(&self, lease: &Lease) {
+        {
+            let mut fleet = self.fleet.lock();
+            if fleet.get(lease.worker).is_some_and(|worker| worker.state != State::Draining) {
+                fleet.set_state(lease.worker, State::Free);
+            }
+        }
+        self.freed.notify_waiters();
+    }
+
+    pub(crate) fn unreserve(&self, lease: &Lease) {
+        self.free(lease);
+    }
+
+    pub(crate) fn any_node(&self) -> Option<NodeName> {
+        self.fleet.lock().iter().next().map(|worker| worker.lease.node.clone())
+    }
+
+    /// Every worker there is, for lists.
+    pub async fn list_workers(&self) -> Result<Vec<(WorkerRecord, u64)>, ControlError> {
+        let (mut workers, mut after) = (Vec::new(), None::<String>);
+        loop {
+            let page = self.store.list(&Prefix::all(Kind::Worker), after.as_deref(), STEP).await?;
+            after = page.records.last().map(|record| record.key.path().to_owned());
+            for record in page.records {
+                let version = record.version;
+                workers.push((Read::<WorkerRecord>::decode(record)?.value, version));
+            }
+            if !page.more {
+                return Ok(workers);
+            }
+        }
+    }
+
+    /// Whether an actor is stopped in memory, and for how long it has had no request.
+    pub fn residence(&self, actor: &Actor) -> Option<(bool, i64)> {
+        let worker = actor.lease()?.worker;
+        match &self.fleet.lock().get(worker)?.state {
+            State::Frozen { since, .. } => Some((true, self.world.now().as_millisecond() - since)),
+            _ => Some((false, 0)),
+        }
+    }
+
+    /// Takes in what a node tells.
+    pub async fn node_event(self: &Arc<Self>, node: &NodeName, event: NodeEvent) -> Result<(), ControlError> {
+        match event {
+            NodeEvent::WorkerUp(report) => self.worker_up(node, &report).await,
+            NodeEvent::WorkerGone { worker } => self.worker_gone(worker, "its worker is gone").await,
+            NodeEvent::Ended { worker, actor, generation, exit } => {
+                let record =
+                    self.store.get(&worker_key(worker)).await?.map(Read::<WorkerRecord>::decode).transpose()?;
+                match record.and_then(|read| read.value.assigned) {
+                    Some(assignee) if assignee.uid == actor => {
+                        self.lost(&assignee.key, generation, &exit.to_string()).await
+                    }
+                    _ => Ok(()),
+                }
+            }
+            NodeEvent::Frozen { .. } | NodeEvent::Thawed { .. } => Ok(()),
+            NodeEvent::Report(reports) => {
+                self.take_reports(&reports);
+                Ok(())
+            }
+        }
+    }
+
+    /// Soft state: which boxes are warm, who is frozen since when.
+    fn take_reports(&self, reports: &[WorkerReport]) {
+        let now = self.world.now().as_millisecond();
+        let mut fleet = self.fleet.lock();
+        for report in reports {
+            fleet.set_warm(report.worker, report.warm.iter().copied().collect());
+            let Some(known) = fleet.get(report.worker).map(|worker| worker.state.clone()) else { continue };
+            let frozen = report.hosted.as_ref().filter(|hosted| hosted.frozen).map(|hosted| {
+                let idle = i64::try_from(hosted.idle.as_millis()).unwrap_or(i64::MAX);
+                let resident = Resident {
+                    key: hosted.identity.key.clone(),
+                    uid: hosted.identity.uid,
+                    generation: hosted.identity.generation,
+                };
+                (resident, now.saturating_sub(idle))
+            });
+            match (known, frozen) {
+                (State::Taken, Some((resident, since))) => {
+                    fleet.set_state(report.worker, State::Frozen { resident, since })
+                }
+                (State::Frozen { .. }, None) => fleet.set_state(report.worker, State::Taken),
+                _ => {}
+            }
+        }
+        drop(fleet);
+        self.freed.notify_waiters();
+    }
+}

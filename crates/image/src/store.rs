@@ -20,6 +20,7 @@ use crate::document::{Architecture, Compression, ConfigFile, Document, Kind, sel
 use crate::flight::Flights;
 use crate::meter::{Allowance, CancelOnDrop};
 use crate::source::{Source, blocking};
+use crate::tree::is_opaque;
 use crate::unpack::{Expected, unpack_layer};
 use crate::user::{self, User, UserError};
 use crate::{Cause, Credentials, ImageConfig, ImageError, Limits, Reference, StoreError};
@@ -175,12 +176,22 @@ impl Disk {
         let touched = file.set_modified(SystemTime::now());
         touched.map_err(StoreError::io("mark as used", &path))?;
         let complete = record.layers.iter().all(|diff_id| self.layer_path(*diff_id).exists());
-        Ok(complete.then(|| self.leased(digest, record, file)))
+        if complete { self.leased(digest, record, file).map(Some) } else { Ok(None) }
     }
 
-    fn leased(&self, digest: Digest, record: Record, file: File) -> Image {
-        let layers = record.layers.iter().map(|diff_id| self.layer_path(*diff_id).join("fs")).collect();
-        Image { digest, config: record.config, layers, lease: Lease { _record: Arc::new(file) } }
+    /// The image of a record whose layers are all there.
+    fn leased(&self, digest: Digest, record: Record, file: File) -> Result<Image, StoreError> {
+        let mut layers = Vec::new();
+        for diff_id in record.layers {
+            let layer = self.layer_path(diff_id).join("fs");
+            let hides_the_rest = is_opaque(open_directory(&layer)?).map_err(StoreError::io("inspect", &layer))?;
+            layers.push(layer);
+            // Overlayfs does not look for the mark on the root of a layer.
+            if hides_the_rest {
+                break;
+            }
+        }
+        Ok(Image { digest, config: record.config, layers, lease: Lease { _record: Arc::new(file) } })
     }
 
     async fn pull(self: Arc<Self>, reference: &Reference, credentials: Option<&Credentials>) -> Result<Image, Cause> {
@@ -196,12 +207,12 @@ impl Disk {
         }
         let record = Record { config, layers: topmost.iter().map(|layer| layer.diff_id).collect() };
         let disk = self.clone();
-        let image = blocking(move || disk.pin(digest, record)).await?;
+        let (record, file) = blocking(move || disk.pin(digest, record)).await?;
         let allowance = Arc::new(Allowance::new(&self.limits));
         let _cancel = CancelOnDrop(allowance.clone());
         try_join_all(topmost.into_iter().map(|layer| self.layer(&source, layer, &allowance))).await?;
-        tracing::info!(%reference, layers = image.layers.len(), "pulled image");
-        Ok(image)
+        tracing::info!(%reference, layers = record.layers.len(), "pulled image");
+        Ok(blocking(move || self.leased(digest, record, file)).await?)
     }
 
     /// The config and the layers, lowest first, of what `digest` means on this machine.
@@ -229,7 +240,7 @@ impl Disk {
     }
 
     /// Writes the record of an image whose layers may still be missing, under a lease from the start.
-    fn pin(&self, digest: Digest, record: Record) -> Result<Image, StoreError> {
+    fn pin(&self, digest: Digest, record: Record) -> Result<(Record, File), StoreError> {
         let _lock = lock(&self.root, FlockOperation::LockShared)?;
         let path = self.record_path(digest);
         let io = StoreError::io::<io::Error>;
@@ -241,10 +252,10 @@ impl Disk {
         match new.persist_noclobber(&path) {
             Ok(file) => {
                 sync_directory(&self.root.join("images"))?;
-                Ok(self.leased(digest, record, file))
+                Ok((record, file))
             }
             Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => match open_record(&path)? {
-                Some((file, _)) => Ok(self.leased(digest, record, file)),
+                Some((file, _)) => Ok((record, file)),
                 None => Err(io("open", &path)(error.error)),
             },
             Err(error) => Err(io("write", &path)(error.error)),

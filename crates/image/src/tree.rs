@@ -271,6 +271,15 @@ fn make_opaque(directory: impl AsFd) -> Result<(), Errno> {
     fs::fsetxattr(directory, OPAQUE, b"y", XattrFlags::empty())
 }
 
+pub(crate) fn is_opaque(directory: impl AsFd) -> Result<bool, Errno> {
+    let mut value = [0; 1];
+    match fs::fgetxattr(directory, OPAQUE, &mut value[..]) {
+        Ok(length) => Ok(&value[..length] == b"y"),
+        Err(Errno::NODATA) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
 /// A change inside a directory moves its time, and that time may already be the one the layer wants.
 fn keeping_time<T>(directory: &OwnedFd, change: impl FnOnce() -> Result<T, Fault>) -> Result<T, Fault> {
     let before = fs::fstat(directory)?;

@@ -1,15 +1,14 @@
 //! Who the process of an image runs as, by the image's own `/etc/passwd` and `/etc/group`.
 
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{self, CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use crate::tree::{OPAQUE, Occupant, occupant};
+use crate::tree::{Occupant, is_opaque, occupant};
 
 /// Longest `/etc/passwd` or `/etc/group` that is read; with a longer one, names cannot be resolved.
 const MAX_ACCOUNT_FILE: u64 = 1 << 20;
@@ -125,7 +124,7 @@ fn find(layer: &Path, file: &Path) -> Result<Found, Errno> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
     let mut directory = fs::openat(CWD, layer, flags | OFlags::DIRECTORY, Mode::empty())?;
-    let mut opaque = is_opaque(&directory)?;
+    let mut opaque = false;
     for part in file {
         match occupant(&directory, part)? {
             Occupant::Nothing if opaque => return Ok(Found::Hidden),
@@ -142,15 +141,6 @@ fn find(layer: &Path, file: &Path) -> Result<Found, Errno> {
         }
     }
     Ok(Found::NotAFile)
-}
-
-fn is_opaque(directory: impl AsFd) -> Result<bool, Errno> {
-    let mut value = [0; 1];
-    match fs::fgetxattr(directory, OsStr::new(OPAQUE), &mut value[..]) {
-        Ok(length) => Ok(&value[..length] == b"y"),
-        Err(Errno::NODATA) => Ok(false),
-        Err(errno) => Err(errno),
-    }
 }
 
 #[cfg(test)]

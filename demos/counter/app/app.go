@@ -1,0 +1,122 @@
+package main
+
+import (
+	cryptorand "crypto/rand"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// app is everything that a snapshot has to carry.
+type app struct {
+	file        countFile
+	identityDir string // written by the platform, anew at each launch
+	nonce       string // drawn once, so it tells a restored process from a restarted one
+	tick        time.Duration
+	exit        func(code int)
+
+	mu     sync.Mutex
+	memory int64
+	seeded *rand.Rand
+	eaten  [][]byte
+}
+
+func newApp(countDir, identityDir string, exit func(code int)) *app {
+	return &app{
+		file:        countFile{dir: countDir},
+		identityDir: identityDir,
+		nonce:       hex.EncodeToString(randomBytes(8)),
+		tick:        100 * time.Millisecond,
+		exit:        exit,
+		seeded:      rand.New(rand.NewPCG(randomSeed(), randomSeed())),
+	}
+}
+
+func (a *app) routes() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", a.count)
+	mux.HandleFunc("GET /peek", a.peek)
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
+	mux.HandleFunc("GET /stream", a.stream)
+	mux.HandleFunc("POST /echo", echo)
+	mux.HandleFunc("GET /ws", echoWebSocket)
+	mux.HandleFunc("GET /random", a.random)
+	mux.HandleFunc("GET /time", now)
+	mux.HandleFunc("GET /exit", a.leave)
+	mux.HandleFunc("GET /eat", a.eat)
+	mux.HandleFunc("GET /dial", dial)
+	return mux
+}
+
+type answer struct {
+	Actor      string `json:"actor"`
+	Memory     int64  `json:"memory"`
+	File       int64  `json:"file"`
+	Nonce      string `json:"nonce"`
+	Generation uint64 `json:"generation"`
+	Host       string `json:"host"`
+}
+
+func (a *app) count(w http.ResponseWriter, r *http.Request) { a.answer(w, r, 1) }
+
+func (a *app) peek(w http.ResponseWriter, r *http.Request) { a.answer(w, r, 0) }
+
+func (a *app) answer(w http.ResponseWriter, r *http.Request, step int64) {
+	memory, file, err := a.advance(step)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	generation, _ := strconv.ParseUint(a.identity("generation"), 10, 64) // 0 outside the platform
+	writeJSON(w, answer{
+		Actor:      a.identity("actor-id"),
+		Memory:     memory,
+		File:       file,
+		Nonce:      a.nonce,
+		Generation: generation,
+		Host:       r.Host,
+	})
+}
+
+// advance moves both counts together or, when the file cannot be written, neither.
+func (a *app) advance(step int64) (memory, file int64, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	file, err = a.file.add(step)
+	if err != nil {
+		return 0, 0, err
+	}
+	a.memory += step
+	return a.memory, file, nil
+}
+
+// identity reads a file at each request, since a launch rewrites it under a running process.
+func (a *app) identity(name string) string {
+	content, _ := os.ReadFile(filepath.Join(a.identityDir, name))
+	return strings.TrimSpace(string(content))
+}
+
+func writeJSON(w http.ResponseWriter, value any) {
+	w.Header().Set("Content-Type", "application/json")
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	encoder.Encode(value) // fails only when the client is gone
+}
+
+func randomBytes(n int) []byte {
+	bytes := make([]byte, n)
+	cryptorand.Read(bytes) // never fails: it ends the process instead
+	return bytes
+}
+
+func randomSeed() uint64 {
+	return binary.NativeEndian.Uint64(randomBytes(8))
+}

@@ -1,0 +1,3 @@
+module ate.dev/demos/counter
+
+go 1.24

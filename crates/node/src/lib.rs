@@ -1,0 +1,128 @@
+//! A node: one per machine. It owns images, runtimes, snapshots and a set of workers, and carries out orders.
+//!
+//! ```text
+//!   order ─▶ orders.rs ─┬─▶ boxes.rs       image + runtime ─▶ what a box is made of ─▶ worker: prepare
+//!                       ├─▶ snapshots.rs   disk, durable storage ⇄ memory images (delta, seal)
+//!                       └─▶ workers.rs     start, adopt, watch, stop worker processes
+//! ```
+//!
+//! It decides nothing: what it finds after a crash it reports, and the control plane says what becomes of it.
+
+mod boxes;
+mod egress;
+mod host;
+mod logs;
+mod memory;
+mod orders;
+mod runtime;
+mod snapshots;
+mod workers;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use ate_name::{NodeName, ObjectKey, WorkerUid};
+use ate_orders::NodeEvent;
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+pub use logs::{LogLine, Logs};
+pub use orders::LocalNode;
+pub use snapshots::SnapshotError;
+
+/// News that the control plane has not taken yet. The rest is in the next report.
+const EVENT_BUFFER: usize = 1024;
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub name: NodeName,
+    /// Everything of the node lies below.
+    pub directory: PathBuf,
+    /// The program to start workers with, and the arguments that make it one.
+    pub worker_program: PathBuf,
+    pub build: String,
+    /// What the keys of snapshots are sealed with.
+    pub instance_key: [u8; 32],
+    /// Restores and starts that may run at once; more wait in line. They are bound by processors.
+    pub activations_at_once: usize,
+}
+
+/// How many workers a pool should have here, and what each may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    pub key: ObjectKey,
+    pub workers: u32,
+    pub memory_limit: Option<u64>,
+    pub cpu_limit_millis: Option<u64>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    #[error("cannot {what}")]
+    Io { what: String, source: std::io::Error },
+    #[error("the images of this node cannot be used")]
+    Images(#[from] ate_image::StoreError),
+    #[error("the worker process did not come up: {0}")]
+    Worker(String),
+}
+
+impl NodeError {
+    fn io(what: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Io { what, source }
+    }
+}
+
+#[derive(Debug)]
+pub struct Node {
+    config: Config,
+    images: ate_image::ImageStore,
+    runtimes: runtime::Runtimes,
+    snapshots: snapshots::Snapshots,
+    memories: memory::Memories,
+    host: host::HostFacts,
+    logs: Logs,
+    workers: Mutex<HashMap<WorkerUid, Arc<workers::Handle>>>,
+    /// Images that workers have given up and that are not stored yet.
+    captured: Mutex<HashMap<ate_name::OpId, orders::InHand>>,
+    turns: tokio::sync::Semaphore,
+    events: mpsc::Sender<NodeEvent>,
+    tasks: tokio_util::task::TaskTracker,
+    stopping: tokio_util::sync::CancellationToken,
+}
+
+impl Node {
+    /// Opens what is on disk. Nothing runs yet: see [`Node::adopt`].
+    pub fn open(config: Config) -> Result<(Arc<Self>, mpsc::Receiver<NodeEvent>), NodeError> {
+        let directory = |name: &str| config.directory.join(name);
+        for name in ["images", "assets", "snapshots", "workers", "logs", "scratch"] {
+            std::fs::create_dir_all(directory(name)).map_err(NodeError::io(format!("make the directory {name}")))?;
+        }
+        let (events, receiver) = mpsc::channel(EVENT_BUFFER);
+        let node = Arc::new(Self {
+            images: ate_image::ImageStore::open(&directory("images"), ate_image::Limits::default())?,
+            runtimes: runtime::Runtimes::open(&directory("assets")),
+            snapshots: snapshots::Snapshots::open(&directory("snapshots"), &directory("scratch")),
+            memories: memory::Memories::default(),
+            host: host::HostFacts::read(),
+            logs: Logs::open(&directory("logs")),
+            workers: Mutex::default(),
+            captured: Mutex::default(),
+            turns: tokio::sync::Semaphore::new(config.activations_at_once),
+            events,
+            tasks: tokio_util::task::TaskTracker::new(),
+            stopping: tokio_util::sync::CancellationToken::new(),
+            config,
+        });
+        Ok((node, receiver))
+    }
+
+    pub fn name(&self) -> &NodeName {
+        &self.config.name
+    }
+
+    pub fn logs(&self) -> &Logs {
+        &self.logs
+    }
+}

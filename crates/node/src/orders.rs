@@ -1,0 +1,428 @@
+//! Orders carried out.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use ate_name::{ActorUid, Generation, NodeName, OpId, WorkerUid};
+use ate_orders::{Activate, Activated, Capture, Captured, NodeError, Nodes, Phase, SnapshotOrder, Source, Stored};
+use ate_snapshot::{
+    ActorIdentity, Asset, DataKey, Expectation, Host, InstanceKey, Manifest, Scope, SecretExposure, SnapshotKey,
+    TemplateIdentity, WrappedKey,
+};
+use ate_sys::Memory;
+use ate_worker::LinkError;
+use ate_worker::link::{self, Answer, Command, Refusal};
+use base64::Engine as _;
+
+use crate::Node;
+use crate::boxes::Blueprint;
+use crate::snapshots::{SnapshotError, Unsaved, image_names};
+use crate::workers::Handle;
+
+/// The only platform there is; it is written down because a snapshot depends on it.
+const PLATFORM: &str = "systrap";
+
+/// Room beyond what the sandbox uses, for the parts of an image that are not memory.
+const IMAGE_SLACK: usize = 8 << 20;
+
+/// What a worker has given up and nobody has stored yet.
+#[derive(Debug)]
+pub(crate) struct InHand {
+    memory: Option<(Memory, usize)>,
+    archive: Option<std::fs::File>,
+    /// What it ran on.
+    runtime: crate::runtime::RuntimeDir,
+}
+
+struct Laps {
+    last: Instant,
+    phases: Vec<Phase>,
+}
+
+impl Laps {
+    fn start() -> Self {
+        Self { last: Instant::now(), phases: Vec::new() }
+    }
+
+    fn mark(&mut self, name: &str) {
+        let now = Instant::now();
+        let micros = u64::try_from((now - self.last).as_micros()).unwrap_or(u64::MAX);
+        self.phases.push(Phase { name: name.to_owned(), micros });
+        self.last = now;
+    }
+}
+
+/// What an activation begins with, in memory.
+struct Loaded {
+    source: link::Source,
+    memory: Option<Memory>,
+    archive: Option<std::fs::File>,
+}
+
+impl Node {
+    async fn run_activate(self: &Arc<Self>, order: Activate) -> Result<Activated, NodeError> {
+        let handle = self.worker(order.worker)?;
+        let mut laps = Laps::start();
+        let _turn = self.turns.acquire().await.map_err(|_| NodeError::WorkerGone)?;
+        laps.mark("queue");
+        let (assets, snapshot) = match &order.source {
+            Source::Boot { runtime } => {
+                let assets = runtime.assets.get(self.host.architecture).ok_or_else(|| {
+                    NodeError::Refused(format!(
+                        "SandboxConfig {:?} has no assets for {arch}, and node {:?} is {arch}\n  add spec.assets.{arch}, or give the pool a sandboxConfigName that has it",
+                        runtime.config, self.config.name.as_str(), arch = self.host.architecture
+                    ))
+                })?;
+                (assets.clone(), None)
+            }
+            Source::Snapshot { at, .. } => {
+                let key = SnapshotKey::parse(&at.prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
+                let manifest = self.snapshots.manifest(&key, &at.manifest).map_err(unusable)?;
+                let assets = manifest.assets.iter().map(|(name, Asset { url, sha256 })| {
+                    (name.clone(), ate_orders::RuntimeAsset { url: url.clone(), sha256: *sha256 })
+                });
+                (assets.collect(), Some((key, manifest)))
+            }
+        };
+        let blueprint = self.blueprint(&order.workload, &assets).await?;
+        let loaded = match snapshot {
+            Some((key, manifest)) => self.load(&order, key, manifest, &blueprint).await?,
+            None => Loaded { source: link::Source::Boot { data: false }, memory: None, archive: None },
+        };
+        laps.mark("load");
+        self.ensure_box(&handle, &blueprint).await?;
+        laps.mark("box");
+        let log = self
+            .logs
+            .append(&order.identity.key)
+            .map_err(|error| NodeError::Failed(format!("cannot open the log: {error}")))?;
+        let mut fds: Vec<OwnedFd> = vec![log.into()];
+        if let Some(memory) = &loaded.memory {
+            fds.push(memory.as_fd().try_clone_to_owned().map_err(|error| NodeError::Failed(error.to_string()))?);
+        }
+        fds.extend(loaded.archive.map(OwnedFd::from));
+        let boots = matches!(loaded.source, link::Source::Boot { .. });
+        let readyz = order
+            .workload
+            .containers
+            .iter()
+            .filter_map(|container| container.readyz.clone())
+            .filter(|_| boots || order.probe);
+        let command = Command::Activate(Box::new(link::Activate {
+            op: order.op,
+            identity: order.identity.clone(),
+            kind: blueprint.kind.clone(),
+            source: loaded.source,
+            readyz: readyz.collect(),
+            ports: order.workload.ports.iter().map(|port| port.number).collect(),
+            egress: order.workload.egress.clone(),
+            freeze_after: order.workload.freeze_after,
+        }));
+        handle.host(&order.identity, &blueprint.runtime, &order.workload);
+        let answer = handle.link.call(command, &link::borrowed(&fds)).await;
+        if let Some(memory) = loaded.memory {
+            self.memories.give_back(memory);
+        }
+        match answer.map_err(from_link)? {
+            Answer::Activated { phases } => {
+                laps.phases.extend(phases);
+                self.prepare_next(handle, blueprint);
+                Ok(Activated { phases: laps.phases })
+            }
+            other => Err(NodeError::Failed(format!("the worker answered {other:?}"))),
+        }
+    }
+
+    async fn load(
+        self: &Arc<Self>,
+        order: &Activate,
+        key: SnapshotKey,
+        manifest: Manifest,
+        blueprint: &Blueprint,
+    ) -> Result<Loaded, NodeError> {
+        let host = Host {
+            node: self.config.name.clone(),
+            sandbox_class: "gvisor".to_owned(),
+            architecture: self.host.architecture.to_owned(),
+            cpu_features: self.host.cpu_features.clone(),
+            platform: PLATFORM.to_owned(),
+        };
+        let expectation = Expectation {
+            actor: order.identity.uid,
+            template: TemplateIdentity { uid: order.workload.template_uid, key: order.workload.template.clone() },
+            scope: manifest.scope,
+            generation: order.identity.generation,
+            workload: blueprint.workload,
+        };
+        manifest.admit(&host, &expectation).map_err(|refused| NodeError::Refused(refused.to_string()))?;
+        let data_key = match manifest.golden {
+            true => None,
+            false => Some(self.unseal(&order.sealed_key, order.identity.uid)?),
+        };
+        let node = Arc::clone(self);
+        let loaded = tokio::task::spawn_blocking(move || -> Result<Loaded, SnapshotError> {
+            let archive = node.snapshots.archive(&key, &manifest, data_key.as_ref())?;
+            let data = archive.is_some();
+            if manifest.scope == Scope::Data {
+                return Ok(Loaded { source: link::Source::Boot { data }, memory: None, archive });
+            }
+            let length = manifest.image.map_or(0, |image| usize::try_from(image.length).unwrap_or(usize::MAX));
+            let mut memory = node.memories.take(length).map_err(|source| SnapshotError::Io {
+                what: "make room for the image",
+                key: key.to_string(),
+                source,
+            })?;
+            node.snapshots.image_into(&key, &manifest, data_key.as_ref(), &mut memory)?;
+            Ok(Loaded { source: link::Source::Image { data }, memory: Some(memory), archive })
+        });
+        loaded.await.map_err(|error| NodeError::Failed(error.to_string()))?.map_err(unusable)
+    }
+
+    fn unseal(&self, sealed: &str, actor: ActorUid) -> Result<DataKey, NodeError> {
+        let refused = |error: &dyn std::fmt::Display| {
+            NodeError::Refused(format!("the key of the actor's snapshots cannot be used: {error}"))
+        };
+        let bytes = base64::engine::general_purpose::STANDARD.decode(sealed).map_err(|error| refused(&error))?;
+        let wrapped = WrappedKey::parse(&bytes).map_err(|error| refused(&error))?;
+        InstanceKey::from_bytes(self.config.instance_key).unwrap(&wrapped, actor).map_err(|error| refused(&error))
+    }
+
+    async fn ensure_box(&self, handle: &Handle, blueprint: &Blueprint) -> Result<(), NodeError> {
+        let _one = handle.preparing.lock().await;
+        if handle.has_box(&blueprint.kind) {
+            return Ok(());
+        }
+        let (command, fds) = blueprint.prepare()?;
+        handle.link.call(command, &link::borrowed(&fds)).await.map_err(from_link)?;
+        handle.add_box(&blueprint.kind);
+        Ok(())
+    }
+
+    /// The box is taken; the next one is made while nobody waits for it.
+    fn prepare_next(self: &Arc<Self>, handle: Arc<Handle>, blueprint: Blueprint) {
+        handle.take_box(&blueprint.kind);
+        let node = Arc::clone(self);
+        self.tasks.spawn(async move {
+            if let Err(error) = node.ensure_box(&handle, &blueprint).await {
+                tracing::debug!(%error, "no box ahead of need");
+            }
+        });
+    }
+
+    async fn run_capture(self: &Arc<Self>, order: Capture) -> Result<Captured, NodeError> {
+        if self.captured.lock().contains_key(&order.op) {
+            return Ok(Captured::default());
+        }
+        let handle = self.worker(order.worker)?;
+        let (runtime, workload, memory_bytes) = handle.hosted(order.actor, order.generation).ok_or(NodeError::Stale)?;
+        let failed = |error: std::io::Error| NodeError::NotSaved(error.to_string());
+        let memory = match order.full {
+            true => {
+                let (node, room) = (Arc::clone(self), usize::try_from(memory_bytes).unwrap_or(0) + IMAGE_SLACK);
+                let memory = tokio::task::spawn_blocking(move || node.memories.take(room)).await;
+                Some(memory.map_err(std::io::Error::other).flatten().map_err(failed)?)
+            }
+            false => None,
+        };
+        let archive = match workload.has_volumes() {
+            true => Some(self.snapshots.scratch_file().map_err(failed)?),
+            false => None,
+        };
+        let mut fds = Vec::new();
+        fds.extend(memory.as_ref().map(AsFd::as_fd));
+        fds.extend(archive.as_ref().map(AsFd::as_fd));
+        let command = Command::Capture(link::Capture {
+            op: order.op,
+            actor: order.actor,
+            generation: order.generation,
+            memory: order.full,
+            data: workload.has_volumes(),
+        });
+        match handle.link.call(command, &fds).await.map_err(from_link)? {
+            Answer::Captured { image_bytes, phases, .. } => {
+                let length = usize::try_from(image_bytes).unwrap_or(0);
+                let in_hand = InHand { memory: memory.map(|memory| (memory, length)), archive, runtime };
+                self.captured.lock().insert(order.op, in_hand);
+                handle.vacate();
+                Ok(Captured { phases })
+            }
+            other => Err(NodeError::Failed(format!("the worker answered {other:?}"))),
+        }
+    }
+
+    async fn run_store(self: &Arc<Self>, order: SnapshotOrder) -> Result<Stored, NodeError> {
+        let key = SnapshotKey::parse(&order.prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
+        let in_hand = self.captured.lock().remove(&order.op);
+        let Some(in_hand) = in_hand else {
+            // Asked twice, or after a restart: what matters is whether it is there.
+            let (manifest, bytes) = self.snapshots.stored(&key).ok_or(NodeError::NothingCaptured)?;
+            return Ok(Stored { manifest, bytes, durable: order.durable });
+        };
+        let blueprint = self.blueprint(&order.workload, &in_hand.runtime.assets).await?;
+        let data_key = match order.golden {
+            true => None,
+            false => Some(self.unseal(&order.sealed_key, order.identity.uid)?),
+        };
+        let (node, op, durable) = (Arc::clone(self), order.op, order.durable);
+        let stored =
+            tokio::task::spawn_blocking(move || node.write_down(&key, &order, &blueprint, in_hand, data_key.as_ref()))
+                .await;
+        match stored.map_err(|error| NodeError::Failed(error.to_string()))? {
+            Ok((manifest, bytes)) => Ok(Stored { manifest, bytes, durable }),
+            Err((error, in_hand)) => {
+                // Kept: the next try begins with it.
+                self.captured.lock().insert(op, in_hand);
+                Err(NodeError::Failed(crate::boxes::chain(&error)))
+            }
+        }
+    }
+
+    fn write_down(
+        &self,
+        key: &SnapshotKey,
+        order: &SnapshotOrder,
+        blueprint: &Blueprint,
+        mut in_hand: InHand,
+        data_key: Option<&DataKey>,
+    ) -> Result<(ate_name::Digest, u64), (SnapshotError, InHand)> {
+        let base = order.base.as_ref().filter(|_| order.full).and_then(|at| {
+            let base = SnapshotKey::parse(&at.prefix).ok()?;
+            let manifest = self.snapshots.manifest(&base, &at.manifest).ok()?;
+            let loaded = self.snapshots.base(&base, manifest.image?.digest).ok()?;
+            Some((base, loaded))
+        });
+        let manifest = self.new_manifest(order, blueprint);
+        let archive = in_hand.archive.as_ref().and_then(|file| file.try_clone().ok());
+        let result = match &mut in_hand.memory {
+            Some((memory, length)) => match memory.map(*length) {
+                Ok(image) => {
+                    self.snapshots.save(key, Unsaved { manifest, image: Some(&image), archive, base, key: data_key })
+                }
+                Err(source) => Err(SnapshotError::Io { what: "map the image", key: key.to_string(), source }),
+            },
+            None => self.snapshots.save(key, Unsaved { manifest, image: None, archive, base, key: data_key }),
+        };
+        match result {
+            Ok(stored) => {
+                if let Some((memory, _)) = in_hand.memory.take() {
+                    self.memories.give_back(memory);
+                }
+                Ok(stored)
+            }
+            Err(error) => Err((error, in_hand)),
+        }
+    }
+
+    fn new_manifest(&self, order: &SnapshotOrder, blueprint: &Blueprint) -> Manifest {
+        Manifest {
+            format: ate_snapshot::FORMAT,
+            sandbox_class: "gvisor".to_owned(),
+            assets: blueprint
+                .runtime
+                .assets
+                .iter()
+                .map(|(name, asset)| (name.clone(), Asset { url: asset.url.clone(), sha256: asset.sha256 }))
+                .collect(),
+            version_label: blueprint.runtime.label.clone(),
+            architecture: self.host.architecture.to_owned(),
+            cpu_features: self.host.cpu_features.clone(),
+            platform: PLATFORM.to_owned(),
+            actor: ActorIdentity { uid: order.identity.uid, key: order.identity.key.clone() },
+            template: TemplateIdentity { uid: order.workload.template_uid, key: order.workload.template.clone() },
+            generation: order.identity.generation,
+            op: order.op,
+            created: jiff::Timestamp::now(),
+            scope: if order.full { Scope::Full } else { Scope::Data },
+            base: None,
+            image: None,
+            workload: blueprint.workload,
+            files: Vec::new(),
+            secret_exposure: SecretExposure::None,
+            encryption: None,
+            golden: order.golden,
+            images: image_names(&order.workload),
+            unknown: Default::default(),
+        }
+    }
+
+    fn worker(&self, worker: WorkerUid) -> Result<Arc<Handle>, NodeError> {
+        self.workers.lock().get(&worker).cloned().ok_or(NodeError::WorkerGone)
+    }
+}
+
+fn from_link(error: LinkError) -> NodeError {
+    match error {
+        LinkError::Gone | LinkError::Io(_) => NodeError::WorkerGone,
+        LinkError::Refused(refusal) => match refusal {
+            Refusal::Stale => NodeError::Stale,
+            Refusal::Busy => NodeError::Busy,
+            Refusal::Aborted => NodeError::Aborted,
+            Refusal::NotSaved(why) => NodeError::NotSaved(why),
+            Refusal::NotPrepared => NodeError::Failed(refusal.to_string()),
+            Refusal::Failed(why) => NodeError::Failed(why),
+        },
+    }
+}
+
+fn unusable(error: SnapshotError) -> NodeError {
+    NodeError::Refused(crate::boxes::chain(&error))
+}
+
+/// The one node of a lone machine, as the control plane sees nodes.
+#[derive(Debug)]
+pub struct LocalNode(pub Arc<Node>);
+
+impl LocalNode {
+    fn check(&self, node: &NodeName) -> Result<&Arc<Node>, NodeError> {
+        if *node == self.0.config.name { Ok(&self.0) } else { Err(NodeError::UnknownNode(node.clone())) }
+    }
+}
+
+#[async_trait::async_trait]
+impl Nodes for LocalNode {
+    async fn activate(&self, node: &NodeName, order: Activate) -> Result<Activated, NodeError> {
+        self.check(node)?.run_activate(order).await
+    }
+
+    async fn capture(&self, node: &NodeName, order: Capture) -> Result<Captured, NodeError> {
+        self.check(node)?.run_capture(order).await
+    }
+
+    async fn abort(&self, node: &NodeName, worker: WorkerUid, op: OpId) -> Result<(), NodeError> {
+        let handle = self.check(node)?.worker(worker)?;
+        handle.link.call(Command::Abort { op }, &[]).await.map_err(from_link).map(drop)
+    }
+
+    async fn store(&self, node: &NodeName, order: SnapshotOrder) -> Result<Stored, NodeError> {
+        self.check(node)?.run_store(order).await
+    }
+
+    async fn upload(&self, node: &NodeName, _prefix: &str) -> Result<(), NodeError> {
+        self.check(node).map(drop)
+    }
+
+    async fn discard(
+        &self,
+        node: &NodeName,
+        worker: WorkerUid,
+        actor: ActorUid,
+        generation: Generation,
+    ) -> Result<(), NodeError> {
+        let handle = self.check(node)?.worker(worker)?;
+        handle.link.call(Command::Discard { actor, generation }, &[]).await.map_err(from_link)?;
+        handle.vacate();
+        Ok(())
+    }
+
+    async fn forget(&self, node: &NodeName, prefixes: Vec<String>) -> Result<(), NodeError> {
+        let node = Arc::clone(self.check(node)?);
+        let forgotten = tokio::task::spawn_blocking(move || {
+            prefixes
+                .iter()
+                .filter_map(|prefix| SnapshotKey::parse(prefix).ok())
+                .try_for_each(|key| node.snapshots.forget(&key))
+        });
+        forgotten.await.map_err(std::io::Error::other).flatten().map_err(|error| NodeError::Failed(error.to_string()))
+    }
+}

@@ -1,0 +1,344 @@
+//! Snapshots on this node's disk, and on their way to and from durable storage.
+//!
+//! ```text
+//!   save:  image ─▶ delta against the golden ─▶ seal ─▶ file      archive ─▶ zstd ─▶ seal ─▶ file      manifest last
+//!   load:  manifest (its digest is in the actor's record) ─▶ file ─▶ open ─▶ delta ─▶ straight into memory
+//! ```
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ate_name::Digest;
+use ate_snapshot::seal::{Opener, Place, Sealer};
+use ate_snapshot::{
+    Algorithm, Base, Content, DataKey, Encryption, FileName, Hashing, MANIFEST, Manifest, Role, SnapshotKey, delta,
+};
+use ate_sys::Memory;
+use parking_lot::Mutex;
+
+/// Golden images kept decoded. A node runs few templates at a time; one that is not here is decoded again.
+const BASES_KEPT: usize = 8;
+
+/// For archives; the images' own codec chooses for itself.
+const ARCHIVE_LEVEL: i32 = 1;
+
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    #[error("cannot {what} of snapshot {key}")]
+    Io { what: &'static str, key: String, source: io::Error },
+    #[error("snapshot {key} is not usable: {reason}")]
+    Unusable { key: String, reason: String },
+}
+
+/// An image or archive to be stored.
+pub(crate) struct Unsaved<'a> {
+    pub(crate) manifest: Manifest,
+    pub(crate) image: Option<&'a [u8]>,
+    pub(crate) archive: Option<File>,
+    pub(crate) base: Option<(SnapshotKey, Arc<LoadedBase>)>,
+    pub(crate) key: Option<&'a DataKey>,
+}
+
+/// A golden image, decoded.
+#[derive(Debug)]
+pub(crate) struct LoadedBase {
+    pub(crate) content: Content,
+    pub(crate) stored: u64,
+    pub(crate) bytes: Vec<u8>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Snapshots {
+    directory: PathBuf,
+    scratch: PathBuf,
+    bases: Mutex<HashMap<SnapshotKey, Arc<LoadedBase>>>,
+}
+
+impl Snapshots {
+    pub(crate) fn open(directory: &Path, scratch: &Path) -> Self {
+        Self { directory: directory.to_owned(), scratch: scratch.to_owned(), bases: Mutex::default() }
+    }
+
+    /// Where a worker may write an archive that will be stored later; it has no name, so nothing is left of it.
+    pub(crate) fn scratch_file(&self) -> io::Result<File> {
+        let fd = rustix::fs::open(
+            &self.scratch,
+            rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
+            rustix::fs::Mode::from_raw_mode(0o600),
+        )?;
+        Ok(File::from(fd))
+    }
+
+    fn path(&self, key: &SnapshotKey) -> PathBuf {
+        let id = key.id;
+        self.directory.join(id.actor.to_string()).join(format!("{:020}-{}", id.generation.get(), id.op))
+    }
+
+    /// The digest of the manifest, if the snapshot is complete.
+    pub(crate) fn stored(&self, key: &SnapshotKey) -> Option<(Digest, u64)> {
+        let bytes = std::fs::read(self.path(key).join(MANIFEST)).ok()?;
+        let manifest = Manifest::read_unverified(&bytes).ok()?;
+        let size = manifest.files.iter().map(|file| file.stored.length).sum();
+        Some((Content::of(&bytes).digest, size))
+    }
+
+    /// Writes a snapshot; it exists once its manifest does. Blocks.
+    pub(crate) fn save(&self, key: &SnapshotKey, mut unsaved: Unsaved<'_>) -> Result<(Digest, u64), SnapshotError> {
+        let directory = self.path(key);
+        let io = |what| move |source| SnapshotError::Io { what, key: key.to_string(), source };
+        std::fs::create_dir_all(&directory).map_err(io("make the directory"))?;
+        if let Some(image) = unsaved.image {
+            unsaved.manifest.image = Some(Content::of(image));
+            let name = FileName::parse("memory").expect("a constant name");
+            let base = unsaved.base.as_ref();
+            let mut stored = self
+                .write(key, &directory, &name, unsaved.key, |out| {
+                    delta::encode(base.map(|(_, base)| &base.bytes[..]), image, out).map(drop).map_err(io::Error::other)
+                })
+                .map_err(io("write the image"))?;
+            let mut used = base;
+            if let Some((_, base)) = base
+                && !delta::worth_it(stored.length, base.stored)
+            {
+                stored = self
+                    .write(key, &directory, &name, unsaved.key, |out| {
+                        delta::encode(None, image, out).map(drop).map_err(io::Error::other)
+                    })
+                    .map_err(io("write the image"))?;
+                used = None;
+            }
+            unsaved.manifest.base = used.map(|(prefix, base)| Base { prefix: prefix.clone(), image: base.content });
+            unsaved.manifest.files.push(ate_snapshot::File { name, role: Role::Image, stored });
+        }
+        if let Some(mut archive) = unsaved.archive.take() {
+            let name = FileName::parse("data").expect("a constant name");
+            archive.rewind().map_err(io("rewind the archive"))?;
+            let stored = self
+                .write(key, &directory, &name, unsaved.key, |out| {
+                    zstd::stream::copy_encode(archive, out, ARCHIVE_LEVEL)
+                })
+                .map_err(io("write the archive"))?;
+            unsaved.manifest.files.push(ate_snapshot::File { name, role: Role::Durable, stored });
+        }
+        unsaved.manifest.encryption =
+            unsaved.key.map(|key| Encryption { algorithm: Algorithm::Aes256GcmStream, key: key.id() });
+        let bytes = unsaved
+            .manifest
+            .to_bytes()
+            .map_err(|error| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() })?;
+        write_durably(&directory, MANIFEST, &bytes).map_err(io("write the manifest"))?;
+        let size = unsaved.manifest.files.iter().map(|file| file.stored.length).sum();
+        if unsaved.manifest.golden
+            && let (Some(image), Some(content)) = (unsaved.image, unsaved.manifest.image)
+        {
+            self.keep_base(key, Arc::new(LoadedBase { content, stored: size, bytes: image.to_vec() }));
+        }
+        Ok((Content::of(&bytes).digest, size))
+    }
+
+    fn write(
+        &self,
+        key: &SnapshotKey,
+        directory: &Path,
+        name: &FileName,
+        seal: Option<&DataKey>,
+        fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> io::Result<Content> {
+        let file = File::create(directory.join(name.as_str()))?;
+        let mut out = Hashing::new(BufWriter::with_capacity(1 << 20, file));
+        match seal {
+            Some(data_key) => {
+                let mut nonce = [0; 7];
+                rand::fill(&mut nonce);
+                let mut sealer = Sealer::new(data_key, Place { snapshot: key.id, file: name }, nonce, out)?;
+                fill(&mut sealer)?;
+                out = sealer.finish()?.0;
+            }
+            None => fill(&mut out)?,
+        }
+        let (out, content) = out.finish();
+        out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+        Ok(content)
+    }
+
+    /// The manifest that the actor's record speaks of, and no other.
+    pub(crate) fn manifest(&self, key: &SnapshotKey, digest: &Digest) -> Result<Manifest, SnapshotError> {
+        let bytes = std::fs::read(self.path(key).join(MANIFEST)).map_err(|source| SnapshotError::Io {
+            what: "read the manifest",
+            key: key.to_string(),
+            source,
+        })?;
+        Manifest::read(&bytes, digest)
+            .map_err(|error| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() })
+    }
+
+    /// Decodes the image into `memory`; returns its length. Blocks.
+    pub(crate) fn image_into(
+        &self,
+        key: &SnapshotKey,
+        manifest: &Manifest,
+        data_key: Option<&DataKey>,
+        memory: &mut Memory,
+    ) -> Result<usize, SnapshotError> {
+        let unusable = |reason: String| SnapshotError::Unusable { key: key.to_string(), reason };
+        let image = manifest.image.ok_or_else(|| unusable("it holds no memory".into()))?;
+        let length = usize::try_from(image.length).map_err(|_| unusable("its image is larger than memory".into()))?;
+        let base = manifest.base.as_ref().map(|base| self.base(&base.prefix, base.image.digest)).transpose()?;
+        memory.reserve(length).map_err(|source| SnapshotError::Io {
+            what: "make room for the image",
+            key: key.to_string(),
+            source,
+        })?;
+        let mut mapping = memory.map(length).map_err(|source| SnapshotError::Io {
+            what: "map the image",
+            key: key.to_string(),
+            source,
+        })?;
+        self.read(key, manifest, Role::Image, data_key, |stored| {
+            delta::decode(base.as_ref().map(|base| &base.bytes[..]), stored, &mut mapping)
+                .map_err(|error| error.to_string())
+        })?;
+        Ok(length)
+    }
+
+    /// The archive of the durable directory as a file of its own; `None` if the snapshot has none. Blocks.
+    pub(crate) fn archive(
+        &self,
+        key: &SnapshotKey,
+        manifest: &Manifest,
+        data_key: Option<&DataKey>,
+    ) -> Result<Option<File>, SnapshotError> {
+        if !manifest.files.iter().any(|file| file.role == Role::Durable) {
+            return Ok(None);
+        }
+        let mut file = self.scratch_file().map_err(|source| SnapshotError::Io {
+            what: "make room for the archive",
+            key: key.to_string(),
+            source,
+        })?;
+        self.read(key, manifest, Role::Durable, data_key, |stored| {
+            zstd::stream::copy_decode(stored, &mut file).map_err(|error| error.to_string())
+        })?;
+        file.rewind().map_err(|source| SnapshotError::Io {
+            what: "rewind the archive",
+            key: key.to_string(),
+            source,
+        })?;
+        Ok(Some(file))
+    }
+
+    fn read(
+        &self,
+        key: &SnapshotKey,
+        manifest: &Manifest,
+        role: Role,
+        data_key: Option<&DataKey>,
+        take: impl FnOnce(&mut dyn Read) -> Result<(), String>,
+    ) -> Result<(), SnapshotError> {
+        let unusable = |reason: String| SnapshotError::Unusable { key: key.to_string(), reason };
+        let described = manifest
+            .files
+            .iter()
+            .find(|file| file.role == role)
+            .ok_or_else(|| unusable("a file is missing from its manifest".into()))?;
+        let file = File::open(self.path(key).join(described.name.as_str())).map_err(|source| SnapshotError::Io {
+            what: "open a file",
+            key: key.to_string(),
+            source,
+        })?;
+        let mut stored = Hashing::new(BufReader::with_capacity(1 << 20, file));
+        match (manifest.encryption, data_key) {
+            (Some(encryption), Some(data_key)) if encryption.key == data_key.id() => {
+                let place = Place { snapshot: manifest.id(), file: &described.name };
+                let mut opener =
+                    Opener::new(data_key, place, &mut stored).map_err(|error| unusable(error.to_string()))?;
+                take(&mut opener).map_err(unusable)?;
+            }
+            (None, _) => take(&mut stored).map_err(unusable)?,
+            _ => return Err(unusable("it is sealed with another key than the actor's".into())),
+        }
+        io::copy(&mut stored, &mut io::sink()).map_err(|error| unusable(error.to_string()))?;
+        if stored.finish().1 != described.stored {
+            return Err(unusable(format!("file {} is not the one that was written", described.name)));
+        }
+        Ok(())
+    }
+
+    /// A golden image to which others are differences.
+    pub(crate) fn base(&self, key: &SnapshotKey, image: Digest) -> Result<Arc<LoadedBase>, SnapshotError> {
+        if let Some(base) = self.bases.lock().get(key).filter(|base| base.content.digest == image) {
+            return Ok(Arc::clone(base));
+        }
+        let unusable = |reason: &str| SnapshotError::Unusable { key: key.to_string(), reason: reason.to_owned() };
+        let bytes = std::fs::read(self.path(key).join(MANIFEST)).map_err(|source| SnapshotError::Io {
+            what: "read the manifest",
+            key: key.to_string(),
+            source,
+        })?;
+        let manifest = Manifest::read_unverified(&bytes).map_err(|error| unusable(&error.to_string()))?;
+        let content = manifest
+            .image
+            .filter(|content| content.digest == image)
+            .ok_or_else(|| unusable("it is not the base that was written against"))?;
+        let mut bytes =
+            vec![0; usize::try_from(content.length).map_err(|_| unusable("its image is larger than memory"))?];
+        self.read(key, &manifest, Role::Image, None, |stored| {
+            delta::decode(None, stored, &mut bytes).map_err(|error| error.to_string())
+        })?;
+        // Its digest, not its manifest's, is what the difference was taken against.
+        if Content::of(&bytes) != content {
+            return Err(unusable("its image is not the one that was written"));
+        }
+        let stored = manifest.files.iter().map(|file| file.stored.length).sum();
+        let base = Arc::new(LoadedBase { content, stored, bytes });
+        self.keep_base(key, Arc::clone(&base));
+        Ok(base)
+    }
+
+    fn keep_base(&self, key: &SnapshotKey, base: Arc<LoadedBase>) {
+        let mut bases = self.bases.lock();
+        if bases.len() >= BASES_KEPT
+            && let Some(other) = bases.keys().next().cloned()
+        {
+            bases.remove(&other);
+        }
+        bases.insert(key.clone(), base);
+    }
+
+    pub(crate) fn forget(&self, key: &SnapshotKey) -> io::Result<()> {
+        let directory = self.path(key);
+        // Without its manifest it no longer exists, whatever happens next.
+        let _ = std::fs::remove_file(directory.join(MANIFEST));
+        match std::fs::remove_dir_all(&directory) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        if let Some(parent) = directory.parent() {
+            let _ = std::fs::remove_dir(parent);
+        }
+        self.bases.lock().remove(key);
+        Ok(())
+    }
+}
+
+/// Written whole or not at all, and there after a power cut.
+fn write_durably(directory: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let temporary = directory.join(format!(".{name}"));
+    let mut file = File::create(&temporary)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(&temporary, directory.join(name))?;
+    File::open(directory)?.sync_all()?;
+    match directory.parent() {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// The names of images, as a manifest lists them.
+pub(crate) fn image_names(workload: &ate_orders::Workload) -> BTreeSet<String> {
+    workload.containers.iter().map(|container| container.image.clone()).collect()
+}

@@ -1,0 +1,342 @@
+//! Worker processes: started, adopted, watched, stopped.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ate_name::{ActorUid, Generation, ObjectKey, TemplateUid, WorkerUid};
+use ate_orders::{Identity, NodeEvent, WorkerReport, Workload};
+use ate_sys::{Cgroup, Limits};
+use ate_worker::WorkerLink;
+use ate_worker::link::{self, Answer, BoxKind};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+
+use crate::runtime::RuntimeDir;
+use crate::{Node, NodeError, Pool};
+
+/// A worker that is not up by then will not be.
+const UP_WITHIN: Duration = Duration::from_secs(10);
+
+/// How often workers are asked how idle they are.
+const REPORT_EVERY: Duration = Duration::from_millis(500);
+
+/// How long a worker may take to end its boxes when told to stop.
+const STOP_WITHIN: Duration = Duration::from_secs(5);
+
+/// What is written down of a worker, to find it again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Birth {
+    pub(crate) uid: WorkerUid,
+    pub(crate) pool: ObjectKey,
+    pub(crate) pod: String,
+    pub(crate) pid: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) birth: Birth,
+    pub(crate) directory: PathBuf,
+    pub(crate) link: WorkerLink,
+    /// Held while a box is made: two at once would be one too many.
+    pub(crate) preparing: tokio::sync::Mutex<()>,
+    state: Mutex<HandleState>,
+}
+
+#[derive(Debug, Default)]
+struct HandleState {
+    warm: HashMap<BoxKind, usize>,
+    templates: HashMap<BoxKind, TemplateUid>,
+    tenant: Option<(Identity, RuntimeDir, Workload)>,
+    memory_bytes: u64,
+}
+
+impl Handle {
+    pub(crate) fn has_box(&self, kind: &BoxKind) -> bool {
+        self.state.lock().warm.get(kind).is_some_and(|&count| count > 0)
+    }
+
+    pub(crate) fn add_box(&self, kind: &BoxKind) {
+        *self.state.lock().warm.entry(kind.clone()).or_default() += 1;
+    }
+
+    pub(crate) fn take_box(&self, kind: &BoxKind) {
+        if let Some(count) = self.state.lock().warm.get_mut(kind) {
+            *count = count.saturating_sub(1);
+        }
+    }
+
+    pub(crate) fn host(&self, identity: &Identity, runtime: &RuntimeDir, workload: &Workload) {
+        self.state.lock().tenant = Some((identity.clone(), runtime.clone(), workload.clone()));
+    }
+
+    /// What the actor runs on, if it is the one at the generation.
+    pub(crate) fn hosted(&self, actor: ActorUid, generation: Generation) -> Option<(RuntimeDir, Workload, u64)> {
+        let state = self.state.lock();
+        let (identity, runtime, workload) = state.tenant.as_ref()?;
+        (identity.uid == actor && identity.generation == generation)
+            .then(|| (runtime.clone(), workload.clone(), state.memory_bytes))
+    }
+
+    pub(crate) fn vacate(&self) {
+        self.state.lock().tenant = None;
+    }
+
+    fn ingress(&self) -> PathBuf {
+        self.directory.join("link").join(ate_worker::INGRESS_SOCKET)
+    }
+
+    async fn report(&self) -> Option<WorkerReport> {
+        let Ok(Answer::Report(report)) = self.link.call(link::Command::Report, &[]).await else { return None };
+        let mut state = self.state.lock();
+        state.memory_bytes = report.hosted.as_ref().map_or(0, |hosted| hosted.memory_bytes);
+        let warm: BTreeSet<TemplateUid> =
+            report.warm.iter().filter_map(|kind| state.templates.get(kind).copied()).collect();
+        Some(WorkerReport {
+            worker: self.birth.uid,
+            pool: self.birth.pool.clone(),
+            pod: self.birth.pod.clone(),
+            ingress: self.ingress(),
+            hosted: report.hosted,
+            warm: warm.into_iter().collect(),
+        })
+    }
+}
+
+impl Node {
+    fn cgroup(&self, pod: &str) -> Cgroup {
+        // One group per data directory: two instances on a machine never meet.
+        let instance =
+            ate_snapshot::Content::of(self.config.directory.as_os_str().as_encoded_bytes()).digest.to_string();
+        Cgroup::at(&format!("ate-{}", &instance[..12])).child(pod)
+    }
+
+    fn instance_cgroup(&self) -> Cgroup {
+        let instance =
+            ate_snapshot::Content::of(self.config.directory.as_os_str().as_encoded_bytes()).digest.to_string();
+        Cgroup::at(&format!("ate-{}", &instance[..12]))
+    }
+
+    /// Takes over workers that outlived an earlier node and cleans up after those that did not. Returns those alive.
+    pub async fn adopt(self: &Arc<Self>) -> Vec<WorkerReport> {
+        let directory = self.config.directory.join("workers");
+        let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
+        for entry in entries {
+            let path = entry.path();
+            let birth = std::fs::read(path.join("worker.json"))
+                .ok()
+                .and_then(|bytes| serde_json::from_slice::<Birth>(&bytes).ok());
+            let alive = match &birth {
+                Some(birth) => self.connect(birth, &path).await,
+                None => Err(NodeError::Worker("it was never up".into())),
+            };
+            if let Err(error) = alive {
+                tracing::info!(worker = %path.display(), %error, "cleaning up after a worker");
+                self.clean_up(birth.as_ref(), &path);
+            }
+        }
+        let handles: Vec<_> = self.workers.lock().values().cloned().collect();
+        let mut reports = Vec::new();
+        for handle in handles {
+            reports.extend(handle.report().await);
+        }
+        reports
+    }
+
+    async fn connect(self: &Arc<Self>, birth: &Birth, directory: &Path) -> Result<Arc<Handle>, NodeError> {
+        let (link, events) =
+            WorkerLink::connect(&directory.join("link")).await.map_err(NodeError::io("reach the worker"))?;
+        let report = tokio::time::timeout(UP_WITHIN, link.call(link::Command::Report, &[])).await;
+        let report = match report {
+            Ok(Ok(Answer::Report(report))) => report,
+            _ => return Err(NodeError::Worker("it does not answer".into())),
+        };
+        if report.build != self.config.build {
+            return Err(NodeError::Worker(format!("it is of build {}", report.build)));
+        }
+        let handle = Arc::new(Handle {
+            birth: birth.clone(),
+            directory: directory.to_owned(),
+            link,
+            preparing: tokio::sync::Mutex::default(),
+            state: Mutex::default(),
+        });
+        for kind in &report.warm {
+            handle.add_box(kind);
+        }
+        self.workers.lock().insert(birth.uid, Arc::clone(&handle));
+        self.tasks.spawn(Arc::clone(self).follow(Arc::clone(&handle), events));
+        Ok(handle)
+    }
+
+    /// Passes on a worker's news, and the last: that it is gone.
+    async fn follow(self: Arc<Self>, handle: Arc<Handle>, mut events: mpsc::Receiver<link::Event>) {
+        let worker = handle.birth.uid;
+        while let Some(event) = events.recv().await {
+            let news = match event {
+                link::Event::Frozen { actor, generation } => NodeEvent::Frozen { actor, generation },
+                link::Event::Thawed { actor, generation } => NodeEvent::Thawed { actor, generation },
+                link::Event::Ended { actor, generation, exit } => {
+                    handle.vacate();
+                    NodeEvent::Ended { worker, actor, generation, exit }
+                }
+            };
+            let _ = self.events.send(news).await;
+        }
+        if self.stopping.is_cancelled() {
+            return;
+        }
+        self.workers.lock().remove(&worker);
+        self.clean_up(Some(&handle.birth), &handle.directory);
+        let _ = self.events.send(NodeEvent::WorkerGone { worker }).await;
+    }
+
+    /// Brings each pool to its number of workers.
+    pub async fn set_pools(self: &Arc<Self>, pools: &[Pool]) -> Result<(), NodeError> {
+        let present: Vec<Arc<Handle>> = self.workers.lock().values().cloned().collect();
+        for pool in pools {
+            let mut have: BTreeSet<String> = present
+                .iter()
+                .filter(|handle| handle.birth.pool == pool.key)
+                .map(|handle| handle.birth.pod.clone())
+                .collect();
+            let mut index = 0;
+            while have.len() < pool.workers as usize {
+                let pod = format!("{}-{index}", pool.key.name);
+                index += 1;
+                if have.insert(pod.clone()) {
+                    self.start(pool, &pod).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn start(self: &Arc<Self>, pool: &Pool, pod: &str) -> Result<(), NodeError> {
+        let mut random = [0; 16];
+        rand::fill(&mut random);
+        let uid = WorkerUid::from_random(random);
+        let directory = self.config.directory.join("workers").join(uid.to_string());
+        for name in ["link", "scratch", "root"] {
+            std::fs::create_dir_all(directory.join(name)).map_err(NodeError::io("make a worker's directory"))?;
+        }
+        let cgroup = self.cgroup(pod);
+        let limits = Limits { memory_bytes: pool.memory_limit, cpu_millis: pool.cpu_limit_millis, processes: None };
+        cgroup.create(&limits).map_err(NodeError::io("make a worker's control group"))?;
+        let log = std::fs::File::create(directory.join("worker.log")).map_err(NodeError::io("make a worker's log"))?;
+        let mut command = Command::new(&self.config.worker_program);
+        command
+            .arg("worker")
+            .arg("--uid")
+            .arg(uid.to_string())
+            .arg("--link")
+            .arg(directory.join("link"))
+            .arg("--scratch")
+            .arg(directory.join("scratch"))
+            .arg("--root")
+            .arg(directory.join("root"))
+            .arg("--cgroup")
+            .arg(cgroup.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
+        let child = tokio::task::spawn_blocking(move || ate_sys::in_new_namespaces(command)).await;
+        let mut child = child.map_err(std::io::Error::other).flatten().map_err(NodeError::io("start a worker"))?;
+        let birth = Birth { uid, pool: pool.key.clone(), pod: pod.to_owned(), pid: child.id() };
+        let _ = cgroup.child("agent").create(&Limits::default()).and_then(|()| cgroup.child("agent").add(child.id()));
+        std::fs::write(directory.join("worker.json"), serde_json::to_vec(&birth).expect("plain data"))
+            .map_err(NodeError::io("write down a worker"))?;
+        let up = async {
+            while !directory.join("link").join(ate_worker::INGRESS_SOCKET).exists() {
+                if let Ok(Some(status)) = child.try_wait() {
+                    let log = std::fs::read_to_string(directory.join("worker.log")).unwrap_or_default();
+                    return Err(NodeError::Worker(format!("{status}: {}", log.trim())));
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+            self.connect(&birth, &directory).await
+        };
+        let handle = match tokio::time::timeout(UP_WITHIN, up).await {
+            Ok(Ok(handle)) => handle,
+            failed => {
+                self.clean_up(Some(&birth), &directory);
+                return Err(failed
+                    .map_err(|_| NodeError::Worker("it took too long".into()))
+                    .and_then(|up| up)
+                    .err()
+                    .unwrap_or(NodeError::Worker("?".into())));
+            }
+        };
+        // Collected when it ends, so that it does not stay as a zombie.
+        std::thread::spawn(move || child.wait());
+        if let Some(report) = handle.report().await {
+            let _ = self.events.send(NodeEvent::WorkerUp(report)).await;
+        }
+        Ok(())
+    }
+
+    /// Removes what a worker has left. Its processes first: it may only have stopped answering.
+    fn clean_up(&self, birth: Option<&Birth>, directory: &Path) {
+        if let Some(birth) = birth {
+            kill(birth);
+            let cgroup = self.cgroup(&birth.pod);
+            for _ in 0..100 {
+                if cgroup.remove().is_ok() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        let _ = std::fs::remove_dir_all(directory);
+    }
+
+    /// Tells the control plane how idle everyone is, again and again.
+    pub async fn report_regularly(self: Arc<Self>) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(REPORT_EVERY) => {}
+                () = self.stopping.cancelled() => return,
+            }
+            let handles: Vec<_> = self.workers.lock().values().cloned().collect();
+            let mut reports = Vec::with_capacity(handles.len());
+            for handle in handles {
+                reports.extend(handle.report().await);
+            }
+            if self.events.send(NodeEvent::Report(reports)).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Ends every worker and removes what is left of it.
+    pub async fn stop(self: &Arc<Self>) {
+        self.stopping.cancel();
+        let handles: Vec<_> = self.workers.lock().drain().map(|(_, handle)| handle).collect();
+        for handle in &handles {
+            let _ = tokio::time::timeout(STOP_WITHIN, handle.link.call(link::Command::Stop, &[])).await;
+        }
+        let node = Arc::clone(self);
+        let _ = tokio::task::spawn_blocking(move || {
+            for handle in handles {
+                node.clean_up(Some(&handle.birth), &handle.directory);
+            }
+            let _ = node.instance_cgroup().remove();
+        })
+        .await;
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}
+
+/// Kills a worker and with it all it started. The pid may have become somebody else's: the command line tells.
+fn kill(birth: &Birth) {
+    let Some(pid) = i32::try_from(birth.pid).ok().and_then(rustix::process::Pid::from_raw) else { return };
+    let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else { return };
+    let cmdline = std::fs::read(format!("/proc/{}/cmdline", birth.pid)).unwrap_or_default();
+    if String::from_utf8_lossy(&cmdline).contains(&birth.uid.to_string()) {
+        let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
+    }
+}

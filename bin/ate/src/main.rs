@@ -1,5 +1,8 @@
 //! One binary, every role.
 
+mod dev;
+mod local;
+
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
@@ -13,6 +16,8 @@ struct Ate {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
+    /// Run everything on this machine, with embedded defaults
+    Dev(dev::DevArgs),
     /// One sandbox slot; started by the node
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -32,17 +37,24 @@ struct WorkerArgs {
     cgroup: String,
 }
 
+/// What this binary was built from; a node adopts only workers of its own kind.
+const BUILD: &str = env!("CARGO_PKG_VERSION");
+
 fn main() -> anyhow::Result<()> {
     let ate = Ate::parse();
-    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("ATE_LOG").unwrap_or_else(|_| "warn".into()))
+        .init();
     match ate.verb {
+        Verb::Dev(args) => tokio::runtime::Runtime::new()?.block_on(dev::run(args)),
         Verb::Worker(args) => Ok(ate_worker::run(&ate_worker::Config {
             uid: ate_name::WorkerUid::parse(&args.uid)?,
             link_directory: args.link,
             scratch_directory: args.scratch,
             root_directory: args.root,
             cgroup: args.cgroup,
-            build: env!("CARGO_PKG_VERSION").to_owned(),
+            build: BUILD.to_owned(),
         })?),
     }
 }

@@ -210,7 +210,7 @@ impl Control {
     }
 
     /// The actor once its present operation is written down.
-    async fn settled(&self, key: &ActorKey, deadline: Instant) -> Result<Versioned, ControlError> {
+    pub(crate) async fn settled(&self, key: &ActorKey, deadline: Instant) -> Result<Versioned, ControlError> {
         loop {
             let notify = self.follower.of(key);
             let changed = notify.notified();

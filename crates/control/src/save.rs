@@ -50,6 +50,26 @@ impl Control {
         }
     }
 
+    /// Suspends every actor that holds a worker, a few at a time; those that could not be are named with the reason.
+    pub async fn suspend_all(self: &Arc<Self>) -> Result<Vec<(ActorKey, ControlError)>, ControlError> {
+        let mut failed = Vec::new();
+        for (worker, _) in self.list_workers().await? {
+            let Some(assignee) = worker.assigned else { continue };
+            let deadline = tokio::time::Instant::now() + self.settings.park;
+            // Whatever it is in the middle of comes to its end first.
+            let saved = match self.settled(&assignee.key, deadline).await {
+                Ok(settled) if matches!(settled.actor.phase, Phase::Running { .. }) => {
+                    self.save_actor(&assignee.key, Intent::Suspend).await.map(drop)
+                }
+                other => other.map(drop),
+            };
+            if let Err(error) = saved {
+                failed.push((assignee.key, error));
+            }
+        }
+        Ok(failed)
+    }
+
     /// Begins to put an actor to rest without waiting for it.
     pub(crate) fn begin_save(self: &Arc<Self>, key: &ActorKey, intent: Intent, why: &'static str) {
         let (control, key) = (Arc::clone(self), key.clone());

@@ -1,4 +1,4 @@
-//! The two APIs on the wire: messages, clients and servers generated from `proto/`.
+//! The two APIs on the wire: messages, clients and servers generated from `proto/`, and their JSON.
 //!
 //! [`ateapi`] is the public API, frozen. [`ate::v1`] is ours. Both are served on one listener.
 //!
@@ -8,6 +8,10 @@
 //!
 //! What is checked in is compared with what the `.proto` files give on every test run, so a build needs neither
 //! `protoc` nor a build script.
+
+mod json;
+
+pub use json::Json;
 
 /// The public API: `ateapi.Control` and `ateapi.SessionIdentity`.
 #[allow(clippy::all, unreachable_pub)]

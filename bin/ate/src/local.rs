@@ -54,7 +54,7 @@ impl Activator for InProcess {
             Code::Unavailable | Code::Aborted => ActivateError::Unavailable,
             Code::DeadlineExceeded => ActivateError::DeadlineExceeded,
             Code::ResourceExhausted => ActivateError::ResourceExhausted,
-            Code::InvalidArgument | Code::AlreadyExists | Code::Internal => ActivateError::Internal,
+            Code::InvalidArgument | Code::AlreadyExists | Code::OutOfRange | Code::Internal => ActivateError::Internal,
         })
     }
 }

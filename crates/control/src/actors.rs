@@ -2,7 +2,9 @@
 
 use ate_actor::{Actor, Status};
 use ate_name::{ActorKey, ActorUid, AtespaceName, Labels, ObjectKey};
-use ate_store::{Change, CommitError, Guard, Kind, Prefix};
+use ate_store::{Change, CommitError, Guard, Kind, Mutation, Prefix, Revision};
+use futures::{Stream, StreamExt};
+use std::sync::Arc;
 
 use crate::ledger::Note;
 use crate::records::{
@@ -21,6 +23,35 @@ const HISTORY_STEP: usize = 100;
 pub struct Versioned {
     pub actor: Actor,
     pub version: u64,
+}
+
+/// One message of a watch.
+#[derive(Clone, Debug)]
+pub struct ActorChange {
+    pub revision: u64,
+    pub change: Changed,
+}
+
+#[derive(Clone, Debug)]
+pub enum Changed {
+    Put(Box<Versioned>),
+    Deleted(ActorKey),
+    /// Everything there was has been told; from here on it is news.
+    Listed,
+}
+
+impl ActorChange {
+    fn of(revision: Revision, mutation: &Mutation) -> Result<Self, ControlError> {
+        let change = match mutation {
+            Mutation::Put(record) => Changed::Put(Box::new(Read::<Actor>::decode(record.clone())?.into())),
+            Mutation::Deleted(key) => {
+                let (atespace, name) = key.path().split_once('/').unwrap_or_default();
+                let key = ActorKey::parse(atespace, name).map_err(|error| ControlError::new(Code::Internal, error.to_string()))?;
+                Changed::Deleted(key)
+            }
+        };
+        Ok(Self { revision: revision.0, change })
+    }
 }
 
 impl From<Read<Actor>> for Versioned {
@@ -132,6 +163,50 @@ impl Control {
             let change = page.records.into_iter().fold(Change::new(), |change, record| change.delete(record.key));
             self.store.commit(change).await?;
         }
+    }
+
+    /// Actors as they are, then as they change. `after` a revision that a change was seen at: only what came later.
+    pub async fn watch_actors(self: &Arc<Self>, atespace: Option<&AtespaceName>, after: Option<u64>) -> Result<impl Stream<Item = Result<ActorChange, ControlError>> + Send + use<>, ControlError> {
+        let prefix = atespace.map_or_else(|| Prefix::all(Kind::Actor), actors_of);
+        let since = match after {
+            Some(revision) => Revision(revision),
+            None => self.store.revision().await?,
+        };
+        let too_old = |error: ate_store::WatchError| {
+            ControlError::new(Code::OutOfRange, format!("{error}: list again and watch from there"))
+        };
+        let feed = self.store.watch(&prefix, since).await.map_err(too_old)?;
+        let changes = feed.flat_map(move |event| {
+            let changes = match event {
+                Ok(event) => event.mutations.iter().map(|mutation| ActorChange::of(event.revision, mutation)).collect(),
+                Err(error) => vec![Err(too_old(error))],
+            };
+            futures::stream::iter(changes)
+        });
+        let control = Arc::clone(self);
+        let listed = futures::stream::unfold((after.is_some(), None::<String>), move |(done, token)| {
+            let (control, prefix) = (Arc::clone(&control), prefix.clone());
+            async move {
+                if done {
+                    return None;
+                }
+                match control.store.list(&prefix, token.as_deref(), MAX_PAGE).await {
+                    Ok(page) => {
+                        let next = page.records.last().map(|record| record.key.path().to_owned());
+                        let more = page.more;
+                        let mut items: Vec<_> = page.records.into_iter().map(|record| {
+                            Ok(ActorChange { revision: since.0, change: Changed::Put(Box::new(Read::<Actor>::decode(record)?.into())) })
+                        }).collect();
+                        if !more {
+                            items.push(Ok(ActorChange { revision: since.0, change: Changed::Listed }));
+                        }
+                        Some((futures::stream::iter(items), (!more, next)))
+                    }
+                    Err(fault) => Some((futures::stream::iter(vec![Err(fault.into())]), (true, None))),
+                }
+            }
+        });
+        Ok(listed.flatten().chain(changes))
     }
 
     /// What happened to an actor, oldest first.

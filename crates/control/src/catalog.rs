@@ -154,37 +154,61 @@ impl Control {
         Ok(())
     }
 
-    /// Applies objects in an order in which each finds what it refers to; all are checked before the first is written.
-    pub async fn apply(&self, mut objects: Vec<Object>) -> Result<Vec<(Object, Applied)>, ControlError> {
-        objects.sort_by_key(|object| match object {
-            Object::SandboxConfig(_) => 0,
-            Object::WorkerPool(_) => 1,
-            Object::ActorTemplate(_) => 2,
+    /// What applying would do; nothing is written.
+    pub fn check(&self, mut objects: Vec<Object>) -> Result<Vec<(Object, Applied)>, ControlError> {
+        self.validate(&mut objects)?;
+        let applied = objects.into_iter().map(|object| {
+            let key = object.key();
+            let existing = match &object {
+                Object::ActorTemplate(_) => self.catalog.template(&key).map(|template| Object::ActorTemplate(template.object.clone())),
+                Object::WorkerPool(_) => self.catalog.pool(&key).map(|pool| Object::WorkerPool((*pool).clone())),
+                Object::SandboxConfig(_) => self.catalog.configs().iter().find(|config| config.metadata.key() == key).map(|config| Object::SandboxConfig((**config).clone())),
+            };
+            let applied = match existing {
+                None => Applied::Created,
+                Some(existing) if existing == object => Applied::Unchanged,
+                Some(existing) => {
+                    ate_object::check_update(&existing, &object).map_err(|error| ControlError::invalid(error.to_string()))?;
+                    Applied::Configured
+                }
+            };
+            Ok((object, applied))
         });
-        let invalid = |error: ate_object::Invalid| ControlError::invalid(error.to_string());
-        for (index, object) in objects.iter().enumerate() {
-            object.validate().map_err(invalid)?;
-            if let Object::SandboxConfig(config) = object {
-                let existing = self.catalog.configs();
-                let beside = objects[..index].iter().filter_map(|object| match object {
-                    Object::SandboxConfig(config) => Some(config),
-                    _ => None,
-                });
-                let replaced = |other: &&SandboxConfig| {
-                    !objects
-                        .iter()
-                        .any(|o| matches!(o, Object::SandboxConfig(c) if c.metadata.key() == other.metadata.key()))
-                };
-                let existing = existing.iter().map(|config| &**config).filter(replaced);
-                ate_object::check_defaults(existing.chain(beside), config).map_err(invalid)?;
-            }
-        }
+        applied.collect()
+    }
+
+    /// Applies objects in an order in which each finds what it refers to; all are checked before the first is written.
+    pub async fn apply(&self, objects: Vec<Object>) -> Result<Vec<(Object, Applied)>, ControlError> {
+        let objects: Vec<Object> = self.check(objects)?.into_iter().map(|(object, _)| object).collect();
         let mut done = Vec::with_capacity(objects.len());
         for object in objects {
             let applied = self.apply_one(&object).await?;
             done.push((object, applied));
         }
         Ok(done)
+    }
+
+    fn validate(&self, objects: &mut [Object]) -> Result<(), ControlError> {
+        objects.sort_by_key(|object| match object {
+            Object::SandboxConfig(_) => 0,
+            Object::WorkerPool(_) => 1,
+            Object::ActorTemplate(_) => 2,
+        });
+        let invalid = |error: ate_object::Invalid| ControlError::invalid(error.to_string());
+        let existing = self.catalog.configs();
+        let configs = |objects: &[Object]| -> Vec<SandboxConfig> {
+            objects.iter().filter_map(|object| match object { Object::SandboxConfig(config) => Some(config.clone()), _ => None }).collect()
+        };
+        let new = configs(objects);
+        for (index, object) in objects.iter().enumerate() {
+            object.validate().map_err(invalid)?;
+            if let Object::SandboxConfig(config) = object {
+                // Those that this very apply replaces count as what they will be.
+                let kept = existing.iter().map(|config| &**config).filter(|old| !new.iter().any(|new| new.metadata.key() == old.metadata.key()));
+                ate_object::check_defaults(kept.chain(&new[..index]), config).map_err(invalid)?;
+            }
+        }
+        Ok(())
     }
 
     async fn apply_one(&self, object: &Object) -> Result<Applied, ControlError> {

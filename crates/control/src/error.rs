@@ -11,6 +11,7 @@ pub enum Code {
     ResourceExhausted,
     Unavailable,
     DeadlineExceeded,
+    OutOfRange,
     Internal,
 }
 

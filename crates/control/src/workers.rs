@@ -103,7 +103,8 @@ impl Control {
         self.free(lease);
     }
 
-    pub(crate) fn any_node(&self) -> Option<NodeName> {
+    /// Some node, for what any of them can do.
+    pub fn any_node(&self) -> Option<NodeName> {
         self.fleet.lock().iter().next().map(|worker| worker.lease.node.clone())
     }
 

@@ -27,7 +27,7 @@ use ate_orders::NodeEvent;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-pub use logs::{LogLine, Logs};
+pub use logs::Logs;
 pub use orders::LocalNode;
 pub use snapshots::SnapshotError;
 

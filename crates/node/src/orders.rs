@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use ate_name::{ActorUid, Generation, NodeName, OpId, WorkerUid};
+use ate_name::{ActorKey, ActorUid, Generation, NodeName, OpId, WorkerUid};
 use ate_orders::{Activate, Activated, Capture, Captured, NodeError, Nodes, Phase, SnapshotOrder, Source, Stored};
 use ate_snapshot::{
     ActorIdentity, Asset, DataKey, Expectation, Host, InstanceKey, Manifest, Scope, SecretExposure, SnapshotKey,
@@ -14,6 +14,9 @@ use ate_sys::Memory;
 use ate_worker::LinkError;
 use ate_worker::link::{self, Answer, Command, Refusal};
 use base64::Engine as _;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::pipe;
+use tokio::sync::mpsc;
 
 use crate::Node;
 use crate::boxes::Blueprint;
@@ -346,8 +349,61 @@ impl Node {
         }
     }
 
+    async fn run_exec(self: &Arc<Self>, order: ExecOrder, mut stdin: mpsc::Receiver<Vec<u8>>, output: mpsc::Sender<Output>) -> Result<Exit, NodeError> {
+        let handle = self.worker(order.worker)?;
+        let (_, workload, _) = handle.hosted(order.actor, order.generation).ok_or(NodeError::Stale)?;
+        let names: Vec<&str> = workload.containers.iter().map(|container| container.name.as_str()).collect();
+        let container = names.iter().position(|name| order.container.is_empty() || *name == order.container).ok_or_else(|| {
+            NodeError::Refused(format!("the actor has no container {:?}; it has: {}", order.container, names.join(", ")))
+        })?;
+        let failed = |error: std::io::Error| NodeError::Failed(format!("cannot make a pipe: {error}"));
+        let (stdin_read, stdin_write) = std::io::pipe().map_err(failed)?;
+        let (stdout_read, stdout_write) = std::io::pipe().map_err(failed)?;
+        let (stderr_read, stderr_write) = std::io::pipe().map_err(failed)?;
+        let mut writer = pipe::Sender::from_owned_fd(stdin_write.into()).map_err(failed)?;
+        tokio::spawn(async move {
+            while let Some(bytes) = stdin.recv().await {
+                if writer.write_all(&bytes).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let pumps = [
+            tokio::spawn(pump(stdout_read.into(), output.clone(), Output::Stdout)),
+            tokio::spawn(pump(stderr_read.into(), output, Output::Stderr)),
+        ];
+        let exec = ate_sandbox::Exec {
+            container,
+            args: order.args,
+            env: order.env.into_iter().map(|(name, value)| format!("{name}={value}")).collect(),
+            cwd: None,
+        };
+        let command = Command::Exec { actor: order.actor, generation: order.generation, exec };
+        let fds: [OwnedFd; 3] = [stdin_read.into(), stdout_write.into(), stderr_write.into()];
+        let answer = handle.link.call(command, &link::borrowed(&fds)).await;
+        drop(fds);
+        for pump in pumps {
+            let _ = pump.await;
+        }
+        match answer.map_err(from_link)? {
+            Answer::Exited(exit) => Ok(exit),
+            other => Err(NodeError::Failed(format!("the worker answered {other:?}"))),
+        }
+    }
+
     fn worker(&self, worker: WorkerUid) -> Result<Arc<Handle>, NodeError> {
         self.workers.lock().get(&worker).cloned().ok_or(NodeError::WorkerGone)
+    }
+}
+
+/// Passes on what comes out of a pipe until every writer has closed it.
+async fn pump(pipe: OwnedFd, output: mpsc::Sender<Output>, kind: fn(Vec<u8>) -> Output) {
+    let Ok(mut reader) = pipe::Receiver::from_owned_fd(pipe) else { return };
+    let mut buffer = vec![0; 32 << 10];
+    while let Ok(read @ 1..) = reader.read(&mut buffer).await {
+        if output.send(kind(buffer[..read].to_vec())).await.is_err() {
+            return;
+        }
     }
 }
 
@@ -413,6 +469,15 @@ impl Nodes for LocalNode {
         handle.link.call(Command::Discard { actor, generation }, &[]).await.map_err(from_link)?;
         handle.vacate();
         Ok(())
+    }
+
+    async fn exec(&self, node: &NodeName, order: ExecOrder, stdin: mpsc::Receiver<Vec<u8>>, output: mpsc::Sender<Output>) -> Result<Exit, NodeError> {
+        self.check(node)?.run_exec(order, stdin, output).await
+    }
+
+    async fn logs(&self, node: &NodeName, actor: &ActorKey, order: LogsOrder, lines: mpsc::Sender<String>) -> Result<(), NodeError> {
+        let read = self.check(node)?.logs.read(actor, &order, lines).await;
+        read.map_err(|error| NodeError::Failed(format!("cannot read the log of actor {actor}: {error}")))
     }
 
     async fn forget(&self, node: &NodeName, prefixes: Vec<String>) -> Result<(), NodeError> {

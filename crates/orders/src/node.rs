@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use ate_name::{ActorKey, ActorUid, Digest, Generation, NodeName, ObjectKey, OpId, WorkerUid};
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
 
 use crate::Workload;
 
@@ -184,6 +185,34 @@ pub enum NodeEvent {
     Report(Vec<WorkerReport>),
 }
 
+/// Run a command inside an actor's sandbox.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ExecOrder {
+    pub worker: WorkerUid,
+    pub actor: ActorUid,
+    pub generation: Generation,
+    /// Empty: the first one.
+    pub container: String,
+    pub args: Vec<String>,
+    pub env: Vec<(String, String)>,
+}
+
+/// What a command prints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    Stdout(Vec<u8>),
+    Stderr(Vec<u8>),
+}
+
+/// Which part of an actor's log.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct LogsOrder {
+    /// Go on with what is printed from now.
+    pub follow: bool,
+    /// Begin so many lines before the end; `None`: at the beginning.
+    pub tail: Option<usize>,
+}
+
 /// Why a node did not do as told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum NodeError {
@@ -236,6 +265,12 @@ pub trait Nodes: Send + Sync {
         actor: ActorUid,
         generation: Generation,
     ) -> Result<(), NodeError>;
+
+    /// Runs a command inside an actor; returns how it ended, after its last output.
+    async fn exec(&self, node: &NodeName, order: ExecOrder, stdin: mpsc::Receiver<Vec<u8>>, output: mpsc::Sender<Output>) -> Result<Exit, NodeError>;
+
+    /// Sends lines of an actor's log until there are no more, or until nobody listens.
+    async fn logs(&self, node: &NodeName, actor: &ActorKey, order: LogsOrder, lines: mpsc::Sender<String>) -> Result<(), NodeError>;
 
     /// Removes snapshots, wherever they are. Those that are not there are no error.
     async fn forget(&self, node: &NodeName, prefixes: Vec<String>) -> Result<(), NodeError>;

@@ -1,0 +1,102 @@
+//! From what the control plane knows to what the wire says, and back.
+
+use ate_actor::{Actor, Phase, SnapshotRef, Status as ActorStatus};
+use ate_control::{Code, ControlError, Versioned, WorkerRecord};
+use ate_proto::ateapi;
+use tonic::Status;
+
+pub(crate) fn status(error: ControlError) -> Status {
+    let code = match error.code {
+        Code::InvalidArgument => tonic::Code::InvalidArgument,
+        Code::NotFound => tonic::Code::NotFound,
+        Code::AlreadyExists => tonic::Code::AlreadyExists,
+        Code::FailedPrecondition => tonic::Code::FailedPrecondition,
+        Code::Aborted => tonic::Code::Aborted,
+        Code::ResourceExhausted => tonic::Code::ResourceExhausted,
+        Code::Unavailable => tonic::Code::Unavailable,
+        Code::DeadlineExceeded => tonic::Code::DeadlineExceeded,
+        Code::OutOfRange => tonic::Code::OutOfRange,
+        Code::Internal => tonic::Code::Internal,
+    };
+    Status::new(code, error.text)
+}
+
+pub(crate) fn actor(versioned: &Versioned) -> ateapi::Actor {
+    let Versioned { actor, version } = versioned;
+    let lease = actor.lease();
+    let pod = lease.map(|lease| lease.pod.clone());
+    ateapi::Actor {
+        actor_id: actor.key.name.to_string(),
+        version: i64::try_from(*version).unwrap_or(i64::MAX),
+        actor_template_namespace: actor.template.namespace.clone(),
+        actor_template_name: actor.template.name.clone(),
+        status: actor_status(actor.phase.status()).into(),
+        ateom_pod_namespace: pod.as_ref().map(|pod| pod.namespace.clone()).unwrap_or_default(),
+        ateom_pod_name: pod.map(|pod| pod.name).unwrap_or_default(),
+        ateom_pod_ip: lease.map(|_| LOOPBACK.to_owned()).unwrap_or_default(),
+        in_progress_snapshot: in_progress(actor),
+        ateom_pod_uid: lease.map(|lease| lease.worker.to_string()).unwrap_or_default(),
+        latest_snapshot_info: latest_snapshot(actor),
+        worker_selector: (!actor.selector.is_empty())
+            .then(|| ateapi::Selector { match_labels: actor.selector.clone().into_iter().collect() }),
+        worker_pool_name: lease.map(|lease| lease.pool.name.clone()).unwrap_or_default(),
+        atespace: actor.key.atespace.to_string(),
+    }
+}
+
+/// Workers of a lone machine have no address of their own; public clients want one that parses.
+const LOOPBACK: &str = "127.0.0.1";
+
+fn actor_status(status: ActorStatus) -> ateapi::actor::Status {
+    match status {
+        ActorStatus::Resuming => ateapi::actor::Status::Resuming,
+        ActorStatus::Running => ateapi::actor::Status::Running,
+        ActorStatus::Suspending => ateapi::actor::Status::Suspending,
+        ActorStatus::Suspended => ateapi::actor::Status::Suspended,
+        ActorStatus::Pausing => ateapi::actor::Status::Pausing,
+        ActorStatus::Paused => ateapi::actor::Status::Paused,
+    }
+}
+
+fn in_progress(actor: &Actor) -> String {
+    match &actor.phase {
+        Phase::Suspending { snapshot, .. } | Phase::Saving { snapshot, .. } => snapshot.prefix.clone(),
+        _ => String::new(),
+    }
+}
+
+fn latest_snapshot(actor: &Actor) -> Option<ateapi::SnapshotInfo> {
+    use ateapi::snapshot_info::Data;
+    let (snapshot, node) = match (&actor.snapshots.local, &actor.snapshots.durable) {
+        (Some((local, node)), _) if actor.phase == Phase::Paused => (local, Some(node)),
+        (Some((local, _)), _) => (local, None),
+        (None, Some(durable)) => (durable, None),
+        (None, None) => return None,
+    };
+    let SnapshotRef { prefix, .. } = snapshot;
+    let (kind, data) = match node {
+        Some(node) => {
+            let local = ateapi::LocalSnapshotInfo { snapshot_prefix: prefix.clone(), node_vms_with_local_snapshots: vec![node.to_string()] };
+            (ateapi::SnapshotType::Local, Data::Local(local))
+        }
+        None => (ateapi::SnapshotType::External, Data::External(ateapi::ExternalSnapshotInfo { snapshot_uri_prefix: prefix.clone() })),
+    };
+    Some(ateapi::SnapshotInfo { r#type: kind.into(), data: Some(data) })
+}
+
+pub(crate) fn worker(record: &WorkerRecord, version: u64) -> ateapi::Worker {
+    let assigned = record.assigned.as_ref();
+    ateapi::Worker {
+        worker_namespace: record.lease.pod.namespace.clone(),
+        worker_pool: record.lease.pool.name.clone(),
+        worker_pod: record.lease.pod.name.clone(),
+        actor_namespace: assigned.map(|assignee| assignee.template.namespace.clone()).unwrap_or_default(),
+        actor_template: assigned.map(|assignee| assignee.template.name.clone()).unwrap_or_default(),
+        actor_id: assigned.map(|assignee| assignee.key.name.to_string()).unwrap_or_default(),
+        ip: LOOPBACK.to_owned(),
+        version: i64::try_from(version).unwrap_or(i64::MAX),
+        worker_pod_uid: record.lease.worker.to_string(),
+        node_name: record.lease.node.to_string(),
+        actor_atespace: assigned.map(|assignee| assignee.key.atespace.to_string()).unwrap_or_default(),
+    }
+}

@@ -30,7 +30,7 @@ pub struct FeedLimits {
 }
 
 impl Default for FeedLimits {
-    /// Half a minute of 2,000 commits per second: longer than a client needs to reconnect, at a memory a laptop has.
+    /// About 20 seconds of 2,000 binds per second: longer than a client needs to reconnect, and memory a laptop has.
     fn default() -> Self {
         Self { events: 65_536, bytes: 128 << 20 }
     }
@@ -53,12 +53,13 @@ struct Ring {
     /// All commits after this one are in the ring.
     floor: Revision,
     limits: FeedLimits,
+    closed: bool,
 }
 
 impl Feed {
     /// A feed that knows nothing up to and including `start`.
     pub fn new(start: Revision, limits: FeedLimits) -> Self {
-        let ring = Ring { events: VecDeque::new(), bytes: 0, floor: start, limits };
+        let ring = Ring { events: VecDeque::new(), bytes: 0, floor: start, limits, closed: false };
         Self { ring: Arc::new(RwLock::new(ring)), head: watch::Sender::new(start) }
     }
 
@@ -87,6 +88,12 @@ impl Feed {
         ring.floor = revision;
         drop(ring);
         self.head.send_replace(revision);
+    }
+
+    /// Watches show what was published and end. Dropping the feed does the same.
+    pub fn close(&self) {
+        self.ring.write().unwrap_or_else(PoisonError::into_inner).closed = true;
+        self.head.send_modify(|_| {});
     }
 
     /// `current` is the store's revision; it may run ahead of what is published, and a list may have shown it.
@@ -160,16 +167,22 @@ impl Cursor {
             }
             // Marked as seen before the look, so that a publish after the look wakes the wait below.
             self.head.borrow_and_update();
-            let looked = self.ring.read().unwrap_or_else(PoisonError::into_inner).after(self.seen);
-            match looked {
+            match self.look() {
                 Err(lagged) => {
                     self.ended = true;
                     return Some(Err(lagged));
                 }
-                Ok(events) if events.is_empty() => self.head.changed().await.ok()?,
-                Ok(events) => self.take(&events),
+                Ok((events, _)) if !events.is_empty() => self.take(&events),
+                Ok((_, true)) => self.ended = true,
+                Ok((_, false)) => self.head.changed().await.ok()?,
             }
         }
+    }
+
+    /// What comes next, and whether nothing will follow it.
+    fn look(&self) -> Result<(Vec<Arc<Event>>, bool), WatchError> {
+        let ring = self.ring.read().unwrap_or_else(PoisonError::into_inner);
+        Ok((ring.after(self.seen)?, ring.closed))
     }
 
     fn take(&mut self, events: &[Arc<Event>]) {

@@ -48,10 +48,6 @@ impl Kind {
             Kind::Meta => "meta",
         }
     }
-
-    pub fn parse(name: &str) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| kind.name() == name)
-    }
 }
 
 impl fmt::Display for Kind {
@@ -194,14 +190,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    #[test]
-    fn a_kind_is_found_again_by_its_name() {
-        for kind in Kind::ALL {
-            assert_eq!(Kind::parse(kind.name()), Some(kind));
-        }
-        assert_eq!(Kind::parse("actors"), None);
-    }
 
     #[test]
     fn segments_that_could_be_read_two_ways_are_refused() {

@@ -1,0 +1,143 @@
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::{Path, PathBuf};
+
+use ate_store::{Fault, Revision};
+
+/// The layout this code writes. One that is newer is refused: an older program would read it wrongly.
+const FORMAT: u32 = 1;
+const FORMAT_NAME: &str = "ate-store";
+const FORMAT_FILE: &str = "FORMAT";
+const LOCK_FILE: &str = "LOCK";
+const MARK_FILE: &str = "MARK";
+
+/// Why a directory could not be opened as a store.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("the store in {directory} is in use by process {holder}; stop it, or choose another directory")]
+    InUse { directory: PathBuf, holder: String },
+    #[error("the store in {directory} has format {found}, this program knows formats up to {FORMAT}; use a newer one")]
+    TooNew { directory: PathBuf, found: u32 },
+    #[error("{directory} is not a store: {reason}")]
+    NotAStore { directory: PathBuf, reason: String },
+    #[error("cannot open the store in {directory}")]
+    Fault { directory: PathBuf, source: Fault },
+    #[error("cannot {action} {path}")]
+    Io { action: &'static str, path: PathBuf, source: io::Error },
+}
+
+/// A directory that this process alone may use until the value is dropped.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    path: PathBuf,
+    /// Held, not read: the kernel releases the lock with the last descriptor, however the process ends.
+    _lock: File,
+    mark: File,
+}
+
+impl Directory {
+    pub(crate) fn lock(path: &Path) -> Result<Self, OpenError> {
+        let io = |action, path: &Path| {
+            let path = path.to_owned();
+            move |source| OpenError::Io { action, path, source }
+        };
+        // Records name tenants and their workloads: nobody's business but the owner's.
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(io("create", path))?;
+        let file = path.join(LOCK_FILE);
+        let mut lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&file)
+            .map_err(io("open", &file))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                // Only for the message; the lock is held whatever the file says.
+                let _ = lock.read_to_string(&mut holder);
+                let holder = if holder.is_empty() { "unknown".to_owned() } else { holder.trim().to_owned() };
+                return Err(OpenError::InUse { directory: path.to_owned(), holder });
+            }
+            Err(TryLockError::Error(source)) => return Err(io("lock", &file)(source)),
+        }
+        let write_pid = |lock: &mut File| {
+            lock.set_len(0)?;
+            lock.rewind()?;
+            writeln!(lock, "{}", std::process::id())
+        };
+        write_pid(&mut lock).map_err(io("write", &file))?;
+        let file = path.join(MARK_FILE);
+        let mark = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&file);
+        let mark = mark.map_err(io("open", &file))?;
+        Ok(Self { path: path.to_owned(), _lock: lock, mark })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether a store was ever completed here. The format file is written last, so without it there is either
+    /// nothing or a creation that a crash cut short.
+    pub(crate) fn is_store(&self) -> Result<bool, OpenError> {
+        let file = self.path.join(FORMAT_FILE);
+        let text = match fs::read_to_string(&file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(source) => return Err(OpenError::Io { action: "read", path: file, source }),
+        };
+        let not_a_store = |reason| OpenError::NotAStore { directory: self.path.clone(), reason };
+        let found = text.trim().strip_prefix(FORMAT_NAME).and_then(|rest| rest.trim().parse::<u32>().ok());
+        match found {
+            Some(found) if found > FORMAT => Err(OpenError::TooNew { directory: self.path.clone(), found }),
+            Some(_) => Ok(true),
+            None => Err(not_a_store(format!("its {FORMAT_FILE} file reads {:?}", text.trim()))),
+        }
+    }
+
+    pub(crate) fn mark_as_store(&self) -> Result<(), OpenError> {
+        let (file, temporary) = (self.path.join(FORMAT_FILE), self.path.join("FORMAT.new"));
+        let write = || {
+            let mut new = File::create(&temporary)?;
+            writeln!(new, "{FORMAT_NAME} {FORMAT}")?;
+            new.sync_all()?;
+            fs::rename(&temporary, &file)?;
+            File::open(&self.path)?.sync_all()
+        };
+        write().map_err(|source| OpenError::Io { action: "write", path: file.clone(), source })
+    }
+
+    /// Notes that everything up to `revision` was durable. Not flushed itself: it survives the process, and after a
+    /// power cut it may lag, but it never runs ahead.
+    pub(crate) fn mark(&self, revision: Revision) -> io::Result<()> {
+        let revision = revision.0.to_le_bytes();
+        let sum = crc32fast::hash(&revision).to_le_bytes();
+        self.mark.write_all_at(&[&revision[..], &sum[..]].concat(), 0)
+    }
+
+    /// Refuses an engine that came back with less than was acknowledged. An engine may take damage in the middle of
+    /// its journal for the torn end that a power cut leaves, and drop all that follows without a word.
+    pub(crate) fn check_mark(&self, revision: Revision) -> Result<(), Fault> {
+        let mut bytes = [0; 12];
+        // Never written, or cut short: then it claims nothing.
+        if self.mark.read_exact_at(&mut bytes, 0).is_err() {
+            return Ok(());
+        }
+        let (marked, sum) = bytes.split_at(8);
+        let marked = match <[u8; 8]>::try_from(marked) {
+            Ok(marked) if crc32fast::hash(&marked).to_le_bytes() == sum => Revision(u64::from_le_bytes(marked)),
+            _ => return Ok(()),
+        };
+        if revision < marked {
+            let path = self.path.join(MARK_FILE);
+            let reason = format!(
+                "revision {marked} was acknowledged, but only {revision} is left; restore a backup, or remove {} to go on without the lost commits",
+                path.display()
+            );
+            return Err(Fault::Corrupt { reason });
+        }
+        Ok(())
+    }
+}

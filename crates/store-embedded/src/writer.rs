@@ -1,0 +1,205 @@
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ate_store::{Committed, Event, Fault, Key, Mutation, Prefix, Record, Revision, View, judge};
+
+use crate::Shared;
+use crate::codec;
+use crate::directory::Directory;
+use crate::engine::{Engine, Finish, Opener, Reads, Writes};
+use crate::queue::{Request, Verdict};
+
+/// How often a store without an engine tries to open one while nobody asks for a commit.
+const REOPEN_EVERY: Duration = Duration::from_secs(1);
+
+/// The one thread that writes. It takes all that waits as a group, judges each change against the state that those
+/// before it leave, and makes the whole group durable with one flush; while the disk is busy the next group gathers.
+pub(crate) struct Writer {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) opener: Opener,
+    /// Unlocked when the thread ends, after the engine is closed.
+    pub(crate) directory: Directory,
+}
+
+impl Writer {
+    pub(crate) fn run(self) {
+        let _closing = CloseOnExit(&self.shared);
+        let mut health = Health::Good;
+        loop {
+            // A store that cannot be read tries to come back even if nobody asks it to write.
+            let patience = matches!(health, Health::Closed(_)).then_some(REOPEN_EVERY);
+            let Some(group) = self.shared.queue.take(patience) else { break };
+            if !matches!(health, Health::Good) {
+                health = self.reopen();
+            }
+            health = match health {
+                Health::Closed(fault) => {
+                    fail(group, &fault);
+                    Health::Closed(fault)
+                }
+                _ if group.is_empty() => Health::Good,
+                _ => self.commit(group),
+            };
+        }
+    }
+
+    /// An engine that failed to write knows no longer what is on the disk; only what a new one reads back counts.
+    fn reopen(&self) -> Health {
+        let mut slot = self.shared.slot();
+        // Before the new one opens: engines lock their files.
+        drop(slot.take());
+        let (engine, revision) = match open_engine(&self.opener, &self.directory) {
+            Ok(opened) => opened,
+            Err(fault) => return Health::Closed(fault),
+        };
+        *slot = Some(engine);
+        drop(slot);
+        // A commit answered as unavailable may have reached the disk after all; watchers have not seen it.
+        self.shared.feed.skip_to(revision);
+        tracing::info!(directory = %self.directory.path().display(), %revision, "store reopened");
+        Health::Good
+    }
+
+    fn commit(&self, group: Vec<Request>) -> Health {
+        let fault = match self.shared.with_engine(|engine| carry_out(engine, &group)) {
+            Ok(done) => {
+                self.publish(group, done);
+                return Health::Good;
+            }
+            Err(fault) => fault,
+        };
+        tracing::error!(directory = %self.directory.path().display(), %fault, "commit failed");
+        fail(group, &fault);
+        Health::Failed
+    }
+
+    /// Everything here is durable.
+    fn publish(&self, group: Vec<Request>, done: Done) {
+        if let Err(error) = self.directory.mark(done.revision) {
+            tracing::warn!(directory = %self.directory.path().display(), %error, "cannot write the mark");
+        }
+        self.shared.feed.publish(done.events);
+        for (request, verdict) in group.into_iter().zip(done.verdicts) {
+            // Nobody listens if the committer dropped its future, which it may.
+            let _ = request.answer.send(verdict);
+        }
+    }
+}
+
+enum Health {
+    Good,
+    /// The engine refuses to write, but still shows what it had; it is replaced when there is something to write.
+    Failed,
+    /// No engine could be opened.
+    Closed(Fault),
+}
+
+/// Opens the engine and makes sure that nothing acknowledged is missing.
+pub(crate) fn open_engine(opener: &Opener, directory: &Directory) -> Result<(Box<dyn Engine>, Revision), Fault> {
+    let open = || {
+        let engine = opener(directory.path())?;
+        let mut revision = Revision::ZERO;
+        engine.read(&mut |reads| {
+            revision = codec::read_revision(reads)?;
+            Ok(())
+        })?;
+        Ok((engine, revision))
+    };
+    // Engines assert what they expect of their own files.
+    let (engine, revision) = std::panic::catch_unwind(AssertUnwindSafe(open)).unwrap_or_else(|_| {
+        Err(Fault::Corrupt { reason: "the engine gave up on its files; see the log for where".to_owned() })
+    })?;
+    directory.check_mark(revision)?;
+    Ok((engine, revision))
+}
+
+fn fail(group: Vec<Request>, fault: &Fault) {
+    for request in group {
+        let _ = request.answer.send(Err(fault.clone().into()));
+    }
+}
+
+/// What a group came to.
+struct Done {
+    revision: Revision,
+    verdicts: Vec<Verdict>,
+    events: Vec<Event>,
+}
+
+/// One engine transaction for the group. Answers leave this function only if all of it is durable, because even a
+/// conflict may rest on a change of the same group.
+fn carry_out(engine: &dyn Engine, group: &[Request]) -> Result<Done, Fault> {
+    let mut reached = Revision::ZERO;
+    let mut verdicts = Vec::with_capacity(group.len());
+    let mut events = Vec::new();
+    engine.write(&mut |writes| {
+        let start = codec::read_revision(writes)?;
+        let mut revision = start;
+        for Request { change, .. } in group {
+            let next = if change.writes.is_empty() { revision } else { revision.next() };
+            let (versions, mutations) = match judge(&InTransaction(writes), change, next) {
+                Ok(judged) => judged,
+                // Nothing of this change is written yet, so the others of the group can go on.
+                Err(refused) => {
+                    verdicts.push(Err(refused));
+                    continue;
+                }
+            };
+            for mutation in &mutations {
+                apply(writes, mutation)?;
+            }
+            revision = next;
+            verdicts.push(Ok(Committed { revision, versions }));
+            if !mutations.is_empty() {
+                events.push(Event { revision, mutations });
+            }
+        }
+        reached = revision;
+        if revision == start {
+            return Ok(Finish::Abandon);
+        }
+        writes.put(codec::REVISION_KEY, &codec::encode_revision(revision))?;
+        Ok(Finish::Commit)
+    })?;
+    Ok(Done { revision: reached, verdicts, events })
+}
+
+fn apply(writes: &mut dyn Writes, mutation: &Mutation) -> Result<(), Fault> {
+    let key = mutation.key();
+    let key = codec::key_bytes(key.kind(), key.path());
+    match mutation {
+        Mutation::Put(record) => writes.put(&key, &codec::encode(&key, record)),
+        Mutation::Deleted(_) => writes.remove(&key),
+    }
+}
+
+struct InTransaction<'a>(&'a dyn Reads);
+
+impl View for InTransaction<'_> {
+    fn record(&self, key: &Key) -> Result<Option<Record>, Fault> {
+        codec::read_record(self.0, key)
+    }
+
+    fn is_empty(&self, prefix: &Prefix) -> Result<bool, Fault> {
+        let mut empty = true;
+        codec::scan_records(self.0, prefix, None, &mut |_| {
+            empty = false;
+            false
+        })?;
+        Ok(empty)
+    }
+}
+
+/// Also when the engine panics: then nobody would take from the queue again, and committers must not wait for it.
+struct CloseOnExit<'a>(&'a Shared);
+
+impl Drop for CloseOnExit<'_> {
+    fn drop(&mut self) {
+        self.0.queue.close();
+        drop(self.0.queue.take(None));
+        drop(self.0.slot().take());
+        self.0.feed.close();
+        self.0.stopped.send_replace(true);
+    }
+}

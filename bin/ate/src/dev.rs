@@ -1,93 +1,192 @@
 //! `ate dev`: every role in one process, workers beside it, all state in one directory.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ate_control::{Control, Settings};
-use ate_name::{NodeName, ObjectKey};
+use ate_identity::{ClientCertificates, Identity, Role};
+use ate_name::NodeName;
 use ate_node::{LocalNode, Node, Pool};
+use ate_store::FeedLimits;
+use ate_store_embedded::EmbeddedStore;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::local::{InProcess, InstanceKeys, ThisWorld, feed};
+use crate::runtime;
 
 /// An unused connection to an actor is soon closed: an open one counts as use, and keeps the actor from being frozen.
 const WORKER_IDLE: Duration = Duration::from_millis(200);
 
+/// The socket of the API in the data directory.
+pub(crate) const API_SOCKET: &str = "api.sock";
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct DevArgs {
     /// Where everything is kept
-    #[arg(long, env = "ATE_DATA_DIR", default_value = "/var/lib/ate")]
+    #[arg(long, env = "ATE_DATA_DIR", default_value = "/var/lib/ate", value_name = "DIR")]
     data_dir: PathBuf,
     /// Where actors are reached: http://<actor>.<atespace>.localhost:<port>/
-    #[arg(long, default_value = "127.0.0.1:8080")]
+    #[arg(long, default_value = "127.0.0.1:8080", value_name = "ADDRESS")]
     listen: SocketAddr,
-    /// Objects to apply at start
-    #[arg(long, short = 'f')]
-    file: Vec<PathBuf>,
+    /// Where the API is served by TLS; it is also on a socket in the data directory
+    #[arg(long, default_value = "127.0.0.1:8443", value_name = "ADDRESS")]
+    api_listen: SocketAddr,
+    /// The sandbox runtimes, as `runtime/build` prints it; found in the user's cache if not given
+    #[arg(long, env = "ATE_RUNTIME", value_name = "DIR")]
+    runtime: Option<PathBuf>,
+}
+
+/// Everything that runs, in the order in which it is stopped.
+struct Machine {
+    control: Arc<Control>,
+    node: Arc<Node>,
+    store: Arc<EmbeddedStore>,
+    shutdown: CancellationToken,
+    serving: tokio::task::JoinSet<anyhow::Result<()>>,
 }
 
 pub(crate) async fn run(args: DevArgs) -> anyhow::Result<()> {
+    let mut machine = Machine::start(&args).await?;
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let ended = tokio::select! {
+        _ = interrupt.recv() => Ok(()),
+        _ = terminate.recv() => Ok(()),
+        // None of them ends by itself: whichever does takes the rest with it.
+        ended = machine.serving.join_next() => match ended {
+            Some(Ok(Err(error))) => Err(error),
+            Some(Err(panic)) => Err(panic.into()),
+            _ => Err(anyhow::anyhow!("a server ended without being told to")),
+        },
+    };
+    machine.stop().await?;
+    ended
+}
+
+impl Machine {
+    async fn start(args: &DevArgs) -> anyhow::Result<Self> {
+        check_host()?;
+        let directory = make_directory(&args.data_dir)?;
+        let config = runtime::default_config(args.runtime.as_deref())?;
+        let actors = listen(args.listen, "--listen").await?;
+        let api = listen(args.api_listen, "--api-listen").await?;
+        let identity = Identity::open(&directory.join("identity"))?;
+        let store = Arc::new(EmbeddedStore::open(&directory.join("store"), FeedLimits::default())?);
+        let name = NodeName::new(rustix::system::uname().nodename().to_string_lossy());
+        let (node, events) = Node::open(ate_node::Config {
+            name: name.clone(),
+            directory: directory.join("node"),
+            worker_program: std::env::current_exe()?,
+            build: crate::BUILD.to_owned(),
+            instance_key: identity.instance_key(),
+            activations_at_once: std::thread::available_parallelism()?.get(),
+        })?;
+        let nodes = Arc::new(LocalNode(Arc::clone(&node)));
+        let keys = Arc::new(InstanceKeys(identity.instance_key()));
+        let control = Control::new(store.clone(), nodes.clone(), Arc::new(ThisWorld), keys, Settings::default());
+        control.start().await?;
+        control.recover(&name, &node.adopt().await).await?;
+        ship(&control, config).await?;
+
+        let shutdown = CancellationToken::new();
+        let mut serving = tokio::task::JoinSet::new();
+        let (updates, updated) = mpsc::channel(64);
+        let router = ate_router::RouterConfig { worker_idle_timeout: WORKER_IDLE, ..Default::default() };
+        let activator = Arc::new(InProcess(Arc::clone(&control)));
+        let routing = ate_router::serve(vec![actors], router, activator, updated, Arc::default(), shutdown.clone());
+        serving.spawn(async move { Ok(routing.await) });
+        tokio::spawn(feed(Arc::clone(&control), updates));
+        let tls = identity.server_config(Role::Api, &[name.as_str()], ClientCertificates::VerifiedIfGiven)?;
+        let info = ate_apiserver::Info {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            build: crate::BUILD.to_owned(),
+            instance: identity.authority().instance().to_string(),
+            router_url: format!("http://localhost:{}", args.listen.port()),
+        };
+        let listeners = ate_apiserver::Listeners { unix: api_socket(&directory)?, tls: Some((api, Arc::new(tls))) };
+        let api = ate_apiserver::serve(Arc::clone(&control), nodes, info, listeners, shutdown.clone());
+        serving.spawn(async move { Ok(api.await?) });
+
+        let (listener, from) = (Arc::clone(&control), name.clone());
+        tokio::spawn(async move { listener.listen(from, events).await });
+        tokio::spawn(Arc::clone(&node).report_regularly());
+        tokio::spawn(keep_pools(Arc::clone(&control), Arc::clone(&node)));
+        control.start_controllers();
+        eprintln!("ate dev is up, all state in {}", directory.display());
+        eprintln!("  actors  http://<actor>.<atespace>.localhost:{}/", args.listen.port());
+        eprintln!("  API     unix://{}, https://{}", directory.join(API_SOCKET).display(), args.api_listen);
+        Ok(Self { control, node, store, shutdown, serving })
+    }
+
+    /// Every actor is suspended first: the next start finds all of them where they were.
+    async fn stop(mut self) -> anyhow::Result<()> {
+        eprintln!("stopping: suspending actors");
+        self.shutdown.cancel();
+        for (actor, error) in self.control.suspend_all().await? {
+            eprintln!("actor {actor} was not suspended and continues from its last snapshot: {error}");
+        }
+        self.control.stop().await;
+        self.node.stop().await;
+        while self.serving.join_next().await.is_some() {}
+        let store = Arc::clone(&self.store);
+        tokio::task::spawn_blocking(move || store.close()).await?;
+        Ok(())
+    }
+}
+
+/// What this machine must have, each with what to do about it.
+fn check_host() -> anyhow::Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!("`ate dev` makes namespaces, control groups and mounts, and so must run as root\n  try: sudo ate dev");
     }
-    std::fs::create_dir_all(&args.data_dir).with_context(|| format!("cannot make {}", args.data_dir.display()))?;
-    let name = NodeName::new(rustix::system::uname().nodename().to_string_lossy());
-    let listener = tokio::net::TcpListener::bind(args.listen).await.with_context(|| {
-        format!("cannot listen on {}: choose another address with --listen", args.listen)
-    })?;
-    let instance_key = [7; 32];
-    let (node, events) = Node::open(ate_node::Config {
-        name: name.clone(),
-        directory: args.data_dir.join("node"),
-        worker_program: std::env::current_exe()?,
-        build: crate::BUILD.to_owned(),
-        instance_key,
-        activations_at_once: std::thread::available_parallelism()?.get(),
-    })?;
-    let store = Arc::new(ate_store::MemoryStore::default());
-    let nodes = Arc::new(LocalNode(Arc::clone(&node)));
-    let control = Control::new(store, nodes, Arc::new(ThisWorld), Arc::new(InstanceKeys(instance_key)), Settings::default());
-    control.start().await?;
-    control.recover(&name, &node.adopt().await).await?;
-    let shutdown = CancellationToken::new();
-    let (updates, updated) = mpsc::channel(64);
-    let stats = Arc::default();
-    let config = ate_router::RouterConfig { worker_idle_timeout: WORKER_IDLE, ..Default::default() };
-    let routing = tokio::spawn(ate_router::serve(
-        vec![listener],
-        config,
-        Arc::new(InProcess(Arc::clone(&control))),
-        updated,
-        stats,
-        shutdown.clone(),
-    ));
-    tokio::spawn(feed(Arc::clone(&control), updates));
-    tokio::spawn({
-        let (control, name) = (Arc::clone(&control), name.clone());
-        async move { control.listen(name, events).await }
+    for (tool, package) in [("ip", "iproute2"), ("nft", "nftables")] {
+        let paths = std::env::var_os("PATH").unwrap_or_default();
+        if !std::env::split_paths(&paths).any(|directory| directory.join(tool).is_file()) {
+            bail!("`{tool}` is not installed: workers set up their networks with it\n  try: apt-get install {package}");
+        }
+    }
+    Ok(())
+}
+
+fn make_directory(path: &Path) -> anyhow::Result<PathBuf> {
+    std::fs::create_dir_all(path).with_context(|| format!("cannot make the data directory {}", path.display()))?;
+    let path = path.canonicalize()?;
+    // Snapshots, keys and sockets: nobody else's business.
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700))?;
+    Ok(path)
+}
+
+async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}: choose another address with {flag}"))
+}
+
+fn api_socket(directory: &Path) -> anyhow::Result<UnixListener> {
+    let path = directory.join(API_SOCKET);
+    // The store's lock says that no other server lives here, so a socket that is here is a leftover.
+    let _ = std::fs::remove_file(&path);
+    let socket = UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(socket)
+}
+
+/// Keeps the config that comes with this build up to date, unless somebody has chosen a default of their own.
+async fn ship(control: &Control, config: ate_object::SandboxConfig) -> anyhow::Result<()> {
+    let configs = control.configs();
+    let ours = |config: &ate_object::SandboxConfig| config.metadata.annotations.contains_key(runtime::SHIPPED);
+    let chosen = configs.iter().any(|other| {
+        other.spec.sandbox_class == config.spec.sandbox_class
+            && (other.spec.default || other.metadata.name == config.metadata.name)
+            && !ours(other)
     });
-    tokio::spawn(Arc::clone(&node).report_regularly());
-    tokio::spawn(keep_pools(Arc::clone(&control), Arc::clone(&node)));
-    control.start_controllers();
-    for file in &args.file {
-        let bytes = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
-        let read = ate_object::read_manifests(&file.display().to_string(), &bytes, ate_object::DEFAULT_NAMESPACE)?;
-        control.apply(read.objects).await?;
+    if !chosen {
+        control.apply(vec![ate_object::Object::SandboxConfig(config)]).await?;
     }
-    eprintln!("ready: http://<actor>.<atespace>.localhost:{}/", args.listen.port());
-    tokio::signal::ctrl_c().await?;
-    eprintln!("stopping");
-    shutdown.cancel();
-    for (actor, error) in control.suspend_all().await? {
-        eprintln!("actor {actor} was not suspended: {error}");
-    }
-    control.stop().await;
-    node.stop().await;
-    routing.await?;
     Ok(())
 }
 
@@ -99,7 +198,7 @@ async fn keep_pools(control: Arc<Control>, node: Arc<Node>) {
             .pools()
             .iter()
             .map(|pool| Pool {
-                key: ObjectKey::new(pool.metadata.namespace.clone(), pool.metadata.name.clone()),
+                key: pool.metadata.key(),
                 workers: pool.spec.replicas,
                 memory_limit: pool.spec.memory_limit_bytes(),
                 cpu_limit_millis: pool.spec.cpu_limit_millis(),

@@ -2,6 +2,7 @@
 
 mod dev;
 mod local;
+mod runtime;
 
 use std::path::PathBuf;
 

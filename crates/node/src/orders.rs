@@ -5,7 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ate_name::{ActorKey, ActorUid, Generation, NodeName, OpId, WorkerUid};
-use ate_orders::{Activate, Activated, Capture, Captured, NodeError, Nodes, Phase, SnapshotOrder, Source, Stored};
+use ate_orders::{
+    Activate, Activated, Capture, Captured, ExecOrder, Exit, LogsOrder, NodeError, Nodes, Output, Phase, SnapshotOrder,
+    Source, Stored,
+};
 use ate_snapshot::{
     ActorIdentity, Asset, DataKey, Expectation, Host, InstanceKey, Manifest, Scope, SecretExposure, SnapshotKey,
     TemplateIdentity, WrappedKey,

@@ -1,0 +1,92 @@
+//! The sandbox runtime that `ate dev` ships with: built by the set-up, pinned here by hash.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use ate_name::{Digest, Labels};
+use ate_object::{Asset, Meta, SandboxClass, SandboxConfig, SandboxConfigSpec};
+
+/// What the set-up must have built, as `sha256  architecture/build/file` lines.
+const PINS: &str = include_str!("../../../runtime/gvisor/SHA256SUMS");
+
+/// The build that a casual user gets.
+const DEFAULT_BUILD: &str = "tuned";
+
+/// The name of the config that `ate dev` keeps up to date by itself.
+pub(crate) const DEFAULT_CONFIG: &str = "gvisor-default";
+
+/// On a config that is ours to change.
+pub(crate) const SHIPPED: &str = "ate.dev/shipped";
+
+/// A config that pins one of the builds for this machine. `directory` is what `runtime/build` prints.
+pub(crate) fn shipped_config(directory: &Path, build: &str, name: &str, default: bool) -> anyhow::Result<SandboxConfig> {
+    let architecture = architecture();
+    let mut assets = BTreeMap::new();
+    for (digest, path) in pins(architecture, build)? {
+        let file = directory.join(build).join(&path);
+        if !file.exists() {
+            bail!("the sandbox runtime {} is missing: build it with runtime/build", file.display());
+        }
+        let asset = path.rsplit('/').next().unwrap_or(&path).to_owned();
+        assets.insert(asset, Asset { url: format!("file://{}", file.display()), sha256: digest });
+    }
+    Ok(SandboxConfig {
+        metadata: Meta {
+            name: name.to_owned(),
+            annotations: Labels::from([(SHIPPED.to_owned(), "true".to_owned())]),
+            ..Meta::default()
+        },
+        spec: SandboxConfigSpec {
+            sandbox_class: SandboxClass::Gvisor,
+            default,
+            assets: BTreeMap::from([(architecture.to_owned(), assets)]),
+        },
+    })
+}
+
+pub(crate) fn default_config(directory: Option<&Path>) -> anyhow::Result<SandboxConfig> {
+    let found = match directory {
+        Some(directory) => directory.to_owned(),
+        None => find()?,
+    };
+    shipped_config(&found, DEFAULT_BUILD, DEFAULT_CONFIG, true)
+}
+
+fn pins(architecture: &str, build: &str) -> anyhow::Result<Vec<(Digest, String)>> {
+    let prefix = format!("{architecture}/{build}/");
+    let mut pins = Vec::new();
+    for line in PINS.lines() {
+        let (digest, path) = line.split_once("  ").context("a pin is a digest and a path")?;
+        if let Some(path) = path.strip_prefix(&prefix) {
+            pins.push((Digest::parse(digest)?, path.to_owned()));
+        }
+    }
+    if pins.is_empty() {
+        bail!("no sandbox runtime is pinned for {architecture}: name one in a SandboxConfig of your own");
+    }
+    Ok(pins)
+}
+
+/// Looks where the set-up puts it: in the user's cache, by recipe. Any recipe will do whose files are there; their hashes
+/// are checked when they are used.
+fn find() -> anyhow::Result<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    let runtimes = cache.or(home).context("neither XDG_CACHE_HOME nor HOME is set: name the runtime with --runtime")?.join("ate/runtime");
+    let wanted = pins(architecture(), DEFAULT_BUILD)?;
+    let recipes = std::fs::read_dir(&runtimes).into_iter().flatten().flatten();
+    recipes
+        .map(|recipe| recipe.path().join(architecture()))
+        .filter(|directory| wanted.iter().all(|(_, path)| directory.join(DEFAULT_BUILD).join(path).exists()))
+        .max_by_key(|directory| directory.metadata().and_then(|metadata| metadata.modified()).ok())
+        .with_context(|| format!("no sandbox runtime in {}: build it with runtime/build, or name it with --runtime", runtimes.display()))
+}
+
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}

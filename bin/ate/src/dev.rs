@@ -76,6 +76,7 @@ impl Machine {
         let config = runtime::default_config(args.runtime.as_deref())?;
         let actors = listen(args.listen, "--listen").await?;
         let api = listen(args.api_listen, "--api-listen").await?;
+        let (actors_at, api_at) = (actors.local_addr()?, api.local_addr()?);
         let identity = Identity::open(&directory.join("identity"))?;
         let store = Arc::new(EmbeddedStore::open(&directory.join("store"), FeedLimits::default())?);
         let name = NodeName::new(rustix::system::uname().nodename().to_string_lossy());
@@ -107,7 +108,7 @@ impl Machine {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             build: crate::BUILD.to_owned(),
             instance: identity.authority().instance().to_string(),
-            router_url: format!("http://localhost:{}", args.listen.port()),
+            router_url: format!("http://localhost:{}", actors_at.port()),
         };
         let listeners = ate_apiserver::Listeners { unix: api_socket(&directory)?, tls: Some((api, Arc::new(tls))) };
         let api = ate_apiserver::serve(Arc::clone(&control), nodes, info, listeners, shutdown.clone());
@@ -119,8 +120,8 @@ impl Machine {
         tokio::spawn(keep_pools(Arc::clone(&control), Arc::clone(&node)));
         control.start_controllers();
         eprintln!("ate dev is up, all state in {}", directory.display());
-        eprintln!("  actors  http://<actor>.<atespace>.localhost:{}/", args.listen.port());
-        eprintln!("  API     unix://{}, https://{}", directory.join(API_SOCKET).display(), args.api_listen);
+        eprintln!("  actors  http://<actor>.<atespace>.localhost:{}/", actors_at.port());
+        eprintln!("  API     unix://{}, https://{}", directory.join(API_SOCKET).display(), api_at);
         Ok(Self { control, node, store, shutdown, serving })
     }
 
@@ -163,7 +164,9 @@ fn make_directory(path: &Path) -> anyhow::Result<PathBuf> {
 }
 
 async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}: choose another address with {flag}"))
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}: choose another address with {flag}"))
 }
 
 fn api_socket(directory: &Path) -> anyhow::Result<UnixListener> {

@@ -1,6 +1,7 @@
 //! One binary, every role.
 
 mod dev;
+mod image;
 mod local;
 mod runtime;
 
@@ -19,6 +20,9 @@ struct Ate {
 enum Verb {
     /// Run everything on this machine, with embedded defaults
     Dev(dev::DevArgs),
+    /// Make images without a builder and without a registry
+    #[command(subcommand)]
+    Image(image::ImageVerb),
     /// One sandbox slot; started by the node
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -49,6 +53,7 @@ fn main() -> anyhow::Result<()> {
         .init();
     match ate.verb {
         Verb::Dev(args) => tokio::runtime::Runtime::new()?.block_on(dev::run(args)),
+        Verb::Image(verb) => image::run(verb),
         Verb::Worker(args) => Ok(ate_worker::run(&ate_worker::Config {
             uid: ate_name::WorkerUid::parse(&args.uid)?,
             link_directory: args.link,

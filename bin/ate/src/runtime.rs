@@ -20,7 +20,12 @@ pub(crate) const DEFAULT_CONFIG: &str = "gvisor-default";
 pub(crate) const SHIPPED: &str = "ate.dev/shipped";
 
 /// A config that pins one of the builds for this machine. `directory` is what `runtime/build` prints.
-pub(crate) fn shipped_config(directory: &Path, build: &str, name: &str, default: bool) -> anyhow::Result<SandboxConfig> {
+pub(crate) fn shipped_config(
+    directory: &Path,
+    build: &str,
+    name: &str,
+    default: bool,
+) -> anyhow::Result<SandboxConfig> {
     let architecture = architecture();
     let mut assets = BTreeMap::new();
     for (digest, path) in pins(architecture, build)? {
@@ -73,14 +78,22 @@ fn pins(architecture: &str, build: &str) -> anyhow::Result<Vec<(Digest, String)>
 fn find() -> anyhow::Result<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    let runtimes = cache.or(home).context("neither XDG_CACHE_HOME nor HOME is set: name the runtime with --runtime")?.join("ate/runtime");
+    let runtimes = cache
+        .or(home)
+        .context("neither XDG_CACHE_HOME nor HOME is set: name the runtime with --runtime")?
+        .join("ate/runtime");
     let wanted = pins(architecture(), DEFAULT_BUILD)?;
     let recipes = std::fs::read_dir(&runtimes).into_iter().flatten().flatten();
     recipes
         .map(|recipe| recipe.path().join(architecture()))
         .filter(|directory| wanted.iter().all(|(_, path)| directory.join(DEFAULT_BUILD).join(path).exists()))
         .max_by_key(|directory| directory.metadata().and_then(|metadata| metadata.modified()).ok())
-        .with_context(|| format!("no sandbox runtime in {}: build it with runtime/build, or name it with --runtime", runtimes.display()))
+        .with_context(|| {
+            format!(
+                "no sandbox runtime in {}: build it with runtime/build, or name it with --runtime",
+                runtimes.display()
+            )
+        })
 }
 
 fn architecture() -> &'static str {

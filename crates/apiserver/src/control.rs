@@ -102,14 +102,17 @@ impl control_server::Control for ControlService {
         required(&name, "actor_id is required")?;
         let name = actor_name(&name)?;
         required(&atespace, "atespace is required")?;
-        let atespace = AtespaceName::parse(atespace).map_err(|_| Status::not_found(format!("Actor {name} not found")))?;
+        let atespace =
+            AtespaceName::parse(atespace).map_err(|_| Status::not_found(format!("Actor {name} not found")))?;
         self.0.delete_actor(&ActorKey::new(atespace, name)).await.map_err(status)?;
         Ok(Response::new(DeleteActorResponse {}))
     }
 
     async fn list_workers(&self, _: Request<ListWorkersRequest>) -> Answer<ListWorkersResponse> {
         let workers = self.0.list_workers().await.map_err(status)?;
-        Ok(Response::new(ListWorkersResponse { workers: workers.iter().map(|(record, version)| worker(record, *version)).collect() }))
+        Ok(Response::new(ListWorkersResponse {
+            workers: workers.iter().map(|(record, version)| worker(record, *version)).collect(),
+        }))
     }
 
     async fn list_actors(&self, request: Request<ListActorsRequest>) -> Answer<ListActorsResponse> {
@@ -152,7 +155,9 @@ impl control_server::Control for ControlService {
 
     async fn list_atespaces(&self, _: Request<ListAtespacesRequest>) -> Answer<ListAtespacesResponse> {
         let names = self.0.list_atespaces().await.map_err(status)?;
-        Ok(Response::new(ListAtespacesResponse { atespaces: names.iter().map(|name| Atespace { name: name.to_string() }).collect() }))
+        Ok(Response::new(ListAtespacesResponse {
+            atespaces: names.iter().map(|name| Atespace { name: name.to_string() }).collect(),
+        }))
     }
 
     async fn delete_atespace(&self, request: Request<DeleteAtespaceRequest>) -> Answer<DeleteAtespaceResponse> {

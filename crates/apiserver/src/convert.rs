@@ -76,10 +76,16 @@ fn latest_snapshot(actor: &Actor) -> Option<ateapi::SnapshotInfo> {
     let SnapshotRef { prefix, .. } = snapshot;
     let (kind, data) = match node {
         Some(node) => {
-            let local = ateapi::LocalSnapshotInfo { snapshot_prefix: prefix.clone(), node_vms_with_local_snapshots: vec![node.to_string()] };
+            let local = ateapi::LocalSnapshotInfo {
+                snapshot_prefix: prefix.clone(),
+                node_vms_with_local_snapshots: vec![node.to_string()],
+            };
             (ateapi::SnapshotType::Local, Data::Local(local))
         }
-        None => (ateapi::SnapshotType::External, Data::External(ateapi::ExternalSnapshotInfo { snapshot_uri_prefix: prefix.clone() })),
+        None => (
+            ateapi::SnapshotType::External,
+            Data::External(ateapi::ExternalSnapshotInfo { snapshot_uri_prefix: prefix.clone() }),
+        ),
     };
     Some(ateapi::SnapshotInfo { r#type: kind.into(), data: Some(data) })
 }

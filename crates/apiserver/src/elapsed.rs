@@ -64,7 +64,10 @@ impl<B: Body + Unpin> Body for Timed<B> {
     type Data = B::Data;
     type Error = B::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let begun = self.begun;
         Pin::new(&mut self.body).poll_frame(context).map(|frame| {
             frame.map(|frame| {

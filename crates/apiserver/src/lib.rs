@@ -69,18 +69,32 @@ pub enum ServeError {
 }
 
 /// Serves until `shutdown`; calls under way are finished.
-pub async fn serve(control: Arc<Control>, nodes: Arc<dyn ate_orders::Nodes>, info: Info, listeners: Listeners, shutdown: CancellationToken) -> Result<(), ServeError> {
+pub async fn serve(
+    control: Arc<Control>,
+    nodes: Arc<dyn ate_orders::Nodes>,
+    info: Info,
+    listeners: Listeners,
+    shutdown: CancellationToken,
+) -> Result<(), ServeError> {
     let routes = || -> Result<_, ServeError> {
         let reflection = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(ate_proto::FILE_DESCRIPTOR_SET)
             .build_v1()?;
-        let own = substrate::SubstrateService { control: Arc::clone(&control), nodes: Arc::clone(&nodes), info: info.clone(), shutdown: shutdown.clone() };
+        let own = substrate::SubstrateService {
+            control: Arc::clone(&control),
+            nodes: Arc::clone(&nodes),
+            info: info.clone(),
+            shutdown: shutdown.clone(),
+        };
         Ok(Server::builder()
             .concurrency_limit_per_connection(MAX_CALLS as usize)
             .max_concurrent_streams(MAX_CALLS)
             .layer(elapsed::ElapsedLayer)
             .add_service(reflection)
-            .add_service(ControlServer::new(control::ControlService(Arc::clone(&control))).max_decoding_message_size(MAX_REQUEST))
+            .add_service(
+                ControlServer::new(control::ControlService(Arc::clone(&control)))
+                    .max_decoding_message_size(MAX_REQUEST),
+            )
             .add_service(SessionIdentityServer::new(identity::IdentityService))
             .add_service(SubstrateServer::new(own).max_decoding_message_size(MAX_REQUEST)))
     };
@@ -93,7 +107,10 @@ pub async fn serve(control: Arc<Control>, nodes: Arc<dyn ate_orders::Nodes>, inf
 }
 
 /// Connections that have made their handshake. One that has not, or cannot, is nobody else's trouble.
-fn secured(listener: TcpListener, config: Arc<rustls::ServerConfig>) -> impl Stream<Item = io::Result<impl AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static>> {
+fn secured(
+    listener: TcpListener,
+    config: Arc<rustls::ServerConfig>,
+) -> impl Stream<Item = io::Result<impl AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static>> {
     let acceptor = tokio_rustls::TlsAcceptor::from(config);
     tokio_stream::wrappers::TcpListenerStream::new(listener)
         .map(move |stream| {

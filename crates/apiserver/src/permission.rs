@@ -55,13 +55,17 @@ mod tests {
 
     #[test]
     fn every_call_declares_its_permission() {
-        let descriptors: FileDescriptorSet = prost::Message::decode(Bytes::from_static(ate_proto::FILE_DESCRIPTOR_SET)).unwrap();
+        let descriptors: FileDescriptorSet =
+            prost::Message::decode(Bytes::from_static(ate_proto::FILE_DESCRIPTOR_SET)).unwrap();
         let calls: Vec<String> = descriptors
             .file
             .iter()
             .flat_map(|file| {
                 file.service.iter().flat_map(move |service| {
-                    service.method.iter().map(move |method| format!("{}.{}/{}", file.package(), service.name(), method.name()))
+                    service
+                        .method
+                        .iter()
+                        .map(move |method| format!("{}.{}/{}", file.package(), service.name(), method.name()))
                 })
             })
             .collect();

@@ -75,7 +75,10 @@ impl substrate_server::Substrate for SubstrateService {
         let request = request.into_inner();
         let kind = kind(&request.kind)?;
         let wanted = ObjectKey::new(request.namespace, request.name);
-        let found = self.objects(kind).into_iter().find(|object| object.namespace == wanted.namespace && object.name == wanted.name);
+        let found = self
+            .objects(kind)
+            .into_iter()
+            .find(|object| object.namespace == wanted.namespace && object.name == wanted.name);
         found.map(Response::new).ok_or_else(|| Status::not_found(format!("{} {wanted} not found", kind.as_str())))
     }
 
@@ -122,7 +125,9 @@ impl substrate_server::Substrate for SubstrateService {
 
     async fn watch_actors(&self, request: Request<WatchActorsRequest>) -> Answer<Self::WatchActorsStream> {
         let request = request.into_inner();
-        let parse = |text: String| AtespaceName::parse(text).map_err(|error| Status::invalid_argument(format!("invalid atespace: {error}")));
+        let parse = |text: String| {
+            AtespaceName::parse(text).map_err(|error| Status::invalid_argument(format!("invalid atespace: {error}")))
+        };
         let atespace = request.atespace.map(parse).transpose()?;
         let after = (request.resume_version > 0).then_some(request.resume_version);
         let changes = self.control.watch_actors(atespace.as_ref(), after).await.map_err(status)?;
@@ -132,9 +137,10 @@ impl substrate_server::Substrate for SubstrateService {
             let event = match change.change {
                 Changed::Listed => actor_event::Event::Listed(actor_event::Listed {}),
                 Changed::Put(versioned) => actor_event::Event::Changed(state(&control, &versioned)),
-                Changed::Deleted(key) => {
-                    actor_event::Event::Deleted(ate_proto::ate::v1::ActorKey { atespace: key.atespace.to_string(), name: key.name.to_string() })
-                }
+                Changed::Deleted(key) => actor_event::Event::Deleted(ate_proto::ate::v1::ActorKey {
+                    atespace: key.atespace.to_string(),
+                    name: key.name.to_string(),
+                }),
             };
             Ok(ActorEvent { version: change.revision, event: Some(event) })
         });
@@ -150,7 +156,11 @@ impl substrate_server::Substrate for SubstrateService {
             generation: entry.generation.get(),
             detail: entry.detail,
             worker: entry.worker.map(|worker| worker.to_string()).unwrap_or_default(),
-            phases: entry.phases.into_iter().map(|phase| history_entry::Phase { name: phase.name, micros: phase.micros }).collect(),
+            phases: entry
+                .phases
+                .into_iter()
+                .map(|phase| history_entry::Phase { name: phase.name, micros: phase.micros })
+                .collect(),
             snapshot_bytes: entry.snapshot_bytes,
         });
         Ok(Response::new(GetHistoryResponse { entries: entries.collect() }))
@@ -193,7 +203,11 @@ impl substrate_server::Substrate for SubstrateService {
         // A sleeping actor is woken: whoever runs a command in it wants it awake.
         self.control.activate(&key, None, tokio::time::Instant::now() + DEFAULT_WAIT).await.map_err(status)?;
         let found = self.control.get_actor(&key).await.map_err(status)?;
-        let lease = found.actor.lease().cloned().ok_or_else(|| Status::aborted("the actor has just gone to sleep, please retry"))?;
+        let lease = found
+            .actor
+            .lease()
+            .cloned()
+            .ok_or_else(|| Status::aborted("the actor has just gone to sleep, please retry"))?;
         let order = ExecOrder {
             worker: lease.worker,
             actor: found.actor.uid,
@@ -259,12 +273,27 @@ impl SubstrateService {
             Object { kind: object.kind().as_str().to_owned(), namespace, name, json: json.to_string() }
         };
         match kind {
-            ate_object::Kind::ActorTemplate => self.control.templates().iter().map(|template| {
-                let status = serde_json::to_value(&template.status).expect("plain data");
-                plain(ate_object::Object::ActorTemplate(template.object.clone()), Some(status))
-            }).collect(),
-            ate_object::Kind::WorkerPool => self.control.pools().iter().map(|pool| plain(ate_object::Object::WorkerPool((**pool).clone()), None)).collect(),
-            ate_object::Kind::SandboxConfig => self.control.configs().iter().map(|config| plain(ate_object::Object::SandboxConfig((**config).clone()), None)).collect(),
+            ate_object::Kind::ActorTemplate => self
+                .control
+                .templates()
+                .iter()
+                .map(|template| {
+                    let status = serde_json::to_value(&template.status).expect("plain data");
+                    plain(ate_object::Object::ActorTemplate(template.object.clone()), Some(status))
+                })
+                .collect(),
+            ate_object::Kind::WorkerPool => self
+                .control
+                .pools()
+                .iter()
+                .map(|pool| plain(ate_object::Object::WorkerPool((**pool).clone()), None))
+                .collect(),
+            ate_object::Kind::SandboxConfig => self
+                .control
+                .configs()
+                .iter()
+                .map(|config| plain(ate_object::Object::SandboxConfig((**config).clone()), None))
+                .collect(),
         }
     }
 
@@ -287,12 +316,14 @@ async fn tell_assignments(control: Arc<Control>, sender: mpsc::Sender<Result<Ass
         loop {
             let event = match changes.recv().await {
                 Ok(AssignmentUpdate::Assigned(assigned)) => assignment_event::Event::Assigned(assignment(&assigned)),
-                Ok(AssignmentUpdate::Released { key, uid, generation }) => assignment_event::Event::Released(assignment_event::Released {
-                    atespace: key.atespace.to_string(),
-                    name: key.name.to_string(),
-                    uid: uid.to_string(),
-                    generation: generation.get(),
-                }),
+                Ok(AssignmentUpdate::Released { key, uid, generation }) => {
+                    assignment_event::Event::Released(assignment_event::Released {
+                        atespace: key.atespace.to_string(),
+                        name: key.name.to_string(),
+                        uid: uid.to_string(),
+                        generation: generation.get(),
+                    })
+                }
                 // Too far behind: everything anew.
                 Err(broadcast::error::RecvError::Lagged(_)) => break,
                 Err(broadcast::error::RecvError::Closed) => return,
@@ -311,13 +342,18 @@ fn assignment(assigned: &Assigned) -> Assignment {
         uid: assigned.uid.to_string(),
         generation: assigned.generation.get(),
         endpoint: Some(assignment::Endpoint::UnixPath(assigned.ingress.display().to_string())),
-        ports: assigned.ports.iter().map(|port| Port {
-            number: port.number.into(),
-            protocol: match port.protocol {
-                PortProtocol::Http => port::Protocol::Http,
-                PortProtocol::H2c => port::Protocol::H2c,
-            }.into(),
-        }).collect(),
+        ports: assigned
+            .ports
+            .iter()
+            .map(|port| Port {
+                number: port.number.into(),
+                protocol: match port.protocol {
+                    PortProtocol::Http => port::Protocol::Http,
+                    PortProtocol::H2c => port::Protocol::H2c,
+                }
+                .into(),
+            })
+            .collect(),
         template_namespace: assigned.template.namespace.clone(),
         template_name: assigned.template.name.clone(),
     }
@@ -336,7 +372,10 @@ fn state(control: &Control, versioned: &Versioned) -> ActorState {
         generation: versioned.actor.generation.get(),
         uid: versioned.actor.uid.to_string(),
         frozen,
-        idle: Some(prost_types::Duration { seconds: idle / 1000, nanos: i32::try_from(idle % 1000).unwrap_or(0) * 1_000_000 }),
+        idle: Some(prost_types::Duration {
+            seconds: idle / 1000,
+            nanos: i32::try_from(idle % 1000).unwrap_or(0) * 1_000_000,
+        }),
         snapshot_bytes: newest.unwrap_or(0),
         phase: phase.and_then(|phase| Some(phase.get("phase")?.as_str()?.to_owned())).unwrap_or_default(),
         failure,

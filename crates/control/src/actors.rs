@@ -46,7 +46,8 @@ impl ActorChange {
             Mutation::Put(record) => Changed::Put(Box::new(Read::<Actor>::decode(record.clone())?.into())),
             Mutation::Deleted(key) => {
                 let (atespace, name) = key.path().split_once('/').unwrap_or_default();
-                let key = ActorKey::parse(atespace, name).map_err(|error| ControlError::new(Code::Internal, error.to_string()))?;
+                let key = ActorKey::parse(atespace, name)
+                    .map_err(|error| ControlError::new(Code::Internal, error.to_string()))?;
                 Changed::Deleted(key)
             }
         };
@@ -166,7 +167,11 @@ impl Control {
     }
 
     /// Actors as they are, then as they change. `after` a revision that a change was seen at: only what came later.
-    pub async fn watch_actors(self: &Arc<Self>, atespace: Option<&AtespaceName>, after: Option<u64>) -> Result<impl Stream<Item = Result<ActorChange, ControlError>> + Send + use<>, ControlError> {
+    pub async fn watch_actors(
+        self: &Arc<Self>,
+        atespace: Option<&AtespaceName>,
+        after: Option<u64>,
+    ) -> Result<impl Stream<Item = Result<ActorChange, ControlError>> + Send + use<>, ControlError> {
         let prefix = atespace.map_or_else(|| Prefix::all(Kind::Actor), actors_of);
         let since = match after {
             Some(revision) => Revision(revision),
@@ -194,9 +199,16 @@ impl Control {
                     Ok(page) => {
                         let next = page.records.last().map(|record| record.key.path().to_owned());
                         let more = page.more;
-                        let mut items: Vec<_> = page.records.into_iter().map(|record| {
-                            Ok(ActorChange { revision: since.0, change: Changed::Put(Box::new(Read::<Actor>::decode(record)?.into())) })
-                        }).collect();
+                        let mut items: Vec<_> = page
+                            .records
+                            .into_iter()
+                            .map(|record| {
+                                Ok(ActorChange {
+                                    revision: since.0,
+                                    change: Changed::Put(Box::new(Read::<Actor>::decode(record)?.into())),
+                                })
+                            })
+                            .collect();
                         if !more {
                             items.push(Ok(ActorChange { revision: since.0, change: Changed::Listed }));
                         }

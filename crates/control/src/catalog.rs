@@ -160,15 +160,23 @@ impl Control {
         let applied = objects.into_iter().map(|object| {
             let key = object.key();
             let existing = match &object {
-                Object::ActorTemplate(_) => self.catalog.template(&key).map(|template| Object::ActorTemplate(template.object.clone())),
+                Object::ActorTemplate(_) => {
+                    self.catalog.template(&key).map(|template| Object::ActorTemplate(template.object.clone()))
+                }
                 Object::WorkerPool(_) => self.catalog.pool(&key).map(|pool| Object::WorkerPool((*pool).clone())),
-                Object::SandboxConfig(_) => self.catalog.configs().iter().find(|config| config.metadata.key() == key).map(|config| Object::SandboxConfig((**config).clone())),
+                Object::SandboxConfig(_) => self
+                    .catalog
+                    .configs()
+                    .iter()
+                    .find(|config| config.metadata.key() == key)
+                    .map(|config| Object::SandboxConfig((**config).clone())),
             };
             let applied = match existing {
                 None => Applied::Created,
                 Some(existing) if existing == object => Applied::Unchanged,
                 Some(existing) => {
-                    ate_object::check_update(&existing, &object).map_err(|error| ControlError::invalid(error.to_string()))?;
+                    ate_object::check_update(&existing, &object)
+                        .map_err(|error| ControlError::invalid(error.to_string()))?;
                     Applied::Configured
                 }
             };
@@ -197,14 +205,23 @@ impl Control {
         let invalid = |error: ate_object::Invalid| ControlError::invalid(error.to_string());
         let existing = self.catalog.configs();
         let configs = |objects: &[Object]| -> Vec<SandboxConfig> {
-            objects.iter().filter_map(|object| match object { Object::SandboxConfig(config) => Some(config.clone()), _ => None }).collect()
+            objects
+                .iter()
+                .filter_map(|object| match object {
+                    Object::SandboxConfig(config) => Some(config.clone()),
+                    _ => None,
+                })
+                .collect()
         };
         let new = configs(objects);
         for (index, object) in objects.iter().enumerate() {
             object.validate().map_err(invalid)?;
             if let Object::SandboxConfig(config) = object {
                 // Those that this very apply replaces count as what they will be.
-                let kept = existing.iter().map(|config| &**config).filter(|old| !new.iter().any(|new| new.metadata.key() == old.metadata.key()));
+                let kept = existing
+                    .iter()
+                    .map(|config| &**config)
+                    .filter(|old| !new.iter().any(|new| new.metadata.key() == old.metadata.key()));
                 ate_object::check_defaults(kept.chain(&new[..index]), config).map_err(invalid)?;
             }
         }

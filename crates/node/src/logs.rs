@@ -42,7 +42,12 @@ impl Logs {
     }
 
     /// Sends the lines asked for. A log that is not there yet has no lines.
-    pub(crate) async fn read(&self, actor: &ActorKey, order: &LogsOrder, lines: mpsc::Sender<String>) -> io::Result<()> {
+    pub(crate) async fn read(
+        &self,
+        actor: &ActorKey,
+        order: &LogsOrder,
+        lines: mpsc::Sender<String>,
+    ) -> io::Result<()> {
         let path = self.path(actor);
         let mut skip = match order.tail {
             Some(tail) => count_lines(&path).await?.saturating_sub(tail),

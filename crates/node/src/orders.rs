@@ -352,13 +352,23 @@ impl Node {
         }
     }
 
-    async fn run_exec(self: &Arc<Self>, order: ExecOrder, mut stdin: mpsc::Receiver<Vec<u8>>, output: mpsc::Sender<Output>) -> Result<Exit, NodeError> {
+    async fn run_exec(
+        self: &Arc<Self>,
+        order: ExecOrder,
+        mut stdin: mpsc::Receiver<Vec<u8>>,
+        output: mpsc::Sender<Output>,
+    ) -> Result<Exit, NodeError> {
         let handle = self.worker(order.worker)?;
         let (_, workload, _) = handle.hosted(order.actor, order.generation).ok_or(NodeError::Stale)?;
         let names: Vec<&str> = workload.containers.iter().map(|container| container.name.as_str()).collect();
-        let container = names.iter().position(|name| order.container.is_empty() || *name == order.container).ok_or_else(|| {
-            NodeError::Refused(format!("the actor has no container {:?}; it has: {}", order.container, names.join(", ")))
-        })?;
+        let container =
+            names.iter().position(|name| order.container.is_empty() || *name == order.container).ok_or_else(|| {
+                NodeError::Refused(format!(
+                    "the actor has no container {:?}; it has: {}",
+                    order.container,
+                    names.join(", ")
+                ))
+            })?;
         let failed = |error: std::io::Error| NodeError::Failed(format!("cannot make a pipe: {error}"));
         let (stdin_read, stdin_write) = std::io::pipe().map_err(failed)?;
         let (stdout_read, stdout_write) = std::io::pipe().map_err(failed)?;
@@ -474,11 +484,23 @@ impl Nodes for LocalNode {
         Ok(())
     }
 
-    async fn exec(&self, node: &NodeName, order: ExecOrder, stdin: mpsc::Receiver<Vec<u8>>, output: mpsc::Sender<Output>) -> Result<Exit, NodeError> {
+    async fn exec(
+        &self,
+        node: &NodeName,
+        order: ExecOrder,
+        stdin: mpsc::Receiver<Vec<u8>>,
+        output: mpsc::Sender<Output>,
+    ) -> Result<Exit, NodeError> {
         self.check(node)?.run_exec(order, stdin, output).await
     }
 
-    async fn logs(&self, node: &NodeName, actor: &ActorKey, order: LogsOrder, lines: mpsc::Sender<String>) -> Result<(), NodeError> {
+    async fn logs(
+        &self,
+        node: &NodeName,
+        actor: &ActorKey,
+        order: LogsOrder,
+        lines: mpsc::Sender<String>,
+    ) -> Result<(), NodeError> {
         let read = self.check(node)?.logs.read(actor, &order, lines).await;
         read.map_err(|error| NodeError::Failed(format!("cannot read the log of actor {actor}: {error}")))
     }

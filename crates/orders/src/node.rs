@@ -267,10 +267,22 @@ pub trait Nodes: Send + Sync {
     ) -> Result<(), NodeError>;
 
     /// Runs a command inside an actor; returns how it ended, after its last output.
-    async fn exec(&self, node: &NodeName, order: ExecOrder, stdin: mpsc::Receiver<Vec<u8>>, output: mpsc::Sender<Output>) -> Result<Exit, NodeError>;
+    async fn exec(
+        &self,
+        node: &NodeName,
+        order: ExecOrder,
+        stdin: mpsc::Receiver<Vec<u8>>,
+        output: mpsc::Sender<Output>,
+    ) -> Result<Exit, NodeError>;
 
     /// Sends lines of an actor's log until there are no more, or until nobody listens.
-    async fn logs(&self, node: &NodeName, actor: &ActorKey, order: LogsOrder, lines: mpsc::Sender<String>) -> Result<(), NodeError>;
+    async fn logs(
+        &self,
+        node: &NodeName,
+        actor: &ActorKey,
+        order: LogsOrder,
+        lines: mpsc::Sender<String>,
+    ) -> Result<(), NodeError>;
 
     /// Removes snapshots, wherever they are. Those that are not there are no error.
     async fn forget(&self, node: &NodeName, prefixes: Vec<String>) -> Result<(), NodeError>;

@@ -1,0 +1,6 @@
+//! The binary as a user runs it, on real gVisor. Needs root.
+
+mod life;
+
+/// The binary under test.
+const ATE: &str = env!("CARGO_BIN_EXE_ate");

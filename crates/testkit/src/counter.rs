@@ -1,0 +1,58 @@
+//! The demo's counter, as an image, and what it answers.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use ate_image::{Architecture, Content, ImageConfig, Recipe};
+
+/// What the counter says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    pub actor: String,
+    pub memory: i64,
+    pub file: i64,
+    pub nonce: String,
+    pub generation: u64,
+    pub host: String,
+}
+
+impl Reply {
+    pub fn parse(body: &str) -> Self {
+        let json: serde_json::Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body:?}"));
+        let text = |name: &str| json[name].as_str().unwrap_or_default().to_owned();
+        Self {
+            actor: text("actor"),
+            memory: json["memory"].as_i64().unwrap_or(-2),
+            file: json["file"].as_i64().unwrap_or(-2),
+            nonce: text("nonce"),
+            generation: json["generation"].as_u64().unwrap_or(0),
+            host: text("host"),
+        }
+    }
+}
+
+/// An image reference to the counter, packed into `directory`. The program is built once per test run.
+pub fn counter_image(directory: &Path) -> String {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let built = BUILT.get_or_init(|| {
+        let target = repository().join("target/counter");
+        let status = Command::new(repository().join("demos/counter/build")).arg(&target).status();
+        assert!(status.is_ok_and(|status| status.success()), "demos/counter/build failed");
+        target
+    });
+    let layout = directory.join("counter-image");
+    let content = [(Architecture::Amd64, "amd64"), (Architecture::Arm64, "arm64")].map(|(architecture, name)| {
+        let from = built.join(name).join("counter");
+        (architecture, vec![Content::File { from, to: "counter".to_owned() }])
+    });
+    let config = ImageConfig { entrypoint: vec!["/counter".to_owned()], ..ImageConfig::default() };
+    let digest =
+        ate_image::pack(&Recipe { config, content: BTreeMap::from(content) }, &layout).expect("the counter packs");
+    format!("oci-layout://{}@sha256:{digest}", layout.display())
+}
+
+pub(crate) fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository is where it was built")
+}

@@ -1,0 +1,12 @@
+//! What end-to-end tests stand on: the real binary, started as a user would, on ports and in directories of its own.
+//!
+//! Everything a test makes lives in one temporary directory and under one process; both are gone when the test ends, also
+//! when it fails. What a failed test leaves for the reader is printed.
+
+mod counter;
+mod leaks;
+mod machine;
+
+pub use counter::{Reply, counter_image};
+pub use leaks::Leaks;
+pub use machine::Machine;

@@ -1,0 +1,264 @@
+//! `ate dev`, started and stopped as a user would.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ate_proto::ate::v1::substrate_client::SubstrateClient;
+use ate_proto::ate::v1::{ApplyRequest, GetInfoRequest, GetObjectRequest};
+use ate_proto::ateapi::control_client::ControlClient;
+use ate_proto::ateapi::{ActorRef, CreateActorRequest, CreateAtespaceRequest};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UnixStream};
+use tonic::transport::{Channel, Endpoint, Uri};
+
+use crate::Reply;
+use crate::counter::{counter_image, repository};
+
+/// Generous: the machine may be building beside the test.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+#[derive(Debug)]
+pub struct Machine {
+    program: PathBuf,
+    directory: tempfile::TempDir,
+    child: Option<Child>,
+    port: u16,
+    channel: Option<Channel>,
+}
+
+impl Machine {
+    /// Starts `ate dev` on an empty data directory. `program` is the test's `CARGO_BIN_EXE_ate`.
+    pub async fn start(program: &str) -> Self {
+        let directory = tempfile::Builder::new().prefix("ate-e2e-").tempdir().expect("a temporary directory");
+        let mut machine = Self { program: program.into(), directory, child: None, port: 0, channel: None };
+        machine.restart().await;
+        machine
+    }
+
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub fn data(&self) -> PathBuf {
+        self.directory.path().join("data")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.directory.path().join("dev.log")
+    }
+
+    /// Starts it again on the same data.
+    pub async fn restart(&mut self) {
+        assert!(self.child.is_none(), "it still runs");
+        let runtime = Command::new(repository().join("runtime/build"))
+            .arg("all")
+            .stderr(Stdio::inherit())
+            .output()
+            .expect("runtime/build runs");
+        assert!(runtime.status.success(), "runtime/build failed");
+        let log = std::fs::File::options().create(true).append(true).open(self.log()).expect("the log opens");
+        let child = Command::new(&self.program)
+            .args(["dev", "--listen", "127.0.0.1:0", "--api-listen", "127.0.0.1:0", "--data-dir"])
+            .arg(self.data())
+            .arg("--runtime")
+            .arg(String::from_utf8_lossy(&runtime.stdout).trim())
+            .env("ATE_LOG", "info")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("ate dev starts");
+        self.child = Some(child);
+        let begun = Instant::now();
+        loop {
+            if let Ok(channel) = connect(self.data().join("api.sock")).await
+                && let Ok(info) = SubstrateClient::new(channel.clone()).get_info(GetInfoRequest {}).await
+            {
+                let url = info.into_inner().router_url;
+                self.port =
+                    url.rsplit(':').next().and_then(|port| port.parse().ok()).expect("a router url ends in its port");
+                self.channel = Some(channel);
+                return;
+            }
+            let ended = self.child.as_mut().expect("started above").try_wait().expect("it is our child");
+            assert!(ended.is_none(), "ate dev ended ({ended:?}):\n{}", self.logged());
+            assert!(begun.elapsed() < PATIENCE, "ate dev did not come up:\n{}", self.logged());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub fn logged(&self) -> String {
+        std::fs::read_to_string(self.log()).unwrap_or_default()
+    }
+
+    pub fn control(&self) -> ControlClient<Channel> {
+        ControlClient::new(self.channel.clone().expect("it runs"))
+    }
+
+    pub fn substrate(&self) -> SubstrateClient<Channel> {
+        SubstrateClient::new(self.channel.clone().expect("it runs"))
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("it runs").id()
+    }
+
+    pub async fn apply(&self, documents: &str) {
+        let request = ApplyRequest { documents: vec![documents.to_owned()], dry_run: false };
+        self.substrate().apply(request).await.expect("the objects apply");
+    }
+
+    /// Applies a pool and the counter's template, `demo/counter`, and waits until its golden snapshot is there.
+    pub async fn apply_counter(&self, workers: u32, spec: &str) {
+        let image = counter_image(self.directory.path());
+        self.apply(&format!(
+            "
+apiVersion: ate.dev/v1alpha1
+kind: WorkerPool
+metadata: {{name: counter, namespace: demo}}
+spec: {{replicas: {workers}}}
+---
+apiVersion: ate.dev/v1alpha1
+kind: ActorTemplate
+metadata: {{name: counter, namespace: demo}}
+spec:
+  containers:
+  - name: main
+    image: {image}
+    readyz: {{httpGet: {{port: 80}}}}
+    volumeMounts: [{{name: data, mountPath: /data}}]
+  volumes: [{{name: data, durableDir: {{}}}}]
+  snapshotsConfig: {{location: 'gs://snapshots/counter'}}
+{spec}
+"
+        ))
+        .await;
+        self.ready("demo", "counter").await;
+    }
+
+    pub async fn ready(&self, namespace: &str, name: &str) {
+        let begun = Instant::now();
+        loop {
+            let status = self.template_status(namespace, name).await;
+            match status["phase"].as_str() {
+                Some("Ready") => return,
+                Some("Failed") => panic!("the template failed: {status}\n{}", self.logged()),
+                _ => {}
+            }
+            assert!(begun.elapsed() < PATIENCE, "the template is not ready: {status}\n{}", self.logged());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub async fn template_status(&self, namespace: &str, name: &str) -> serde_json::Value {
+        let request = GetObjectRequest { kind: "ActorTemplate".into(), namespace: namespace.into(), name: name.into() };
+        let object = self.substrate().get_object(request).await.expect("the template is there").into_inner();
+        serde_json::from_str::<serde_json::Value>(&object.json).expect("objects are JSON")["status"].clone()
+    }
+
+    pub async fn create_atespace(&self, name: &str) {
+        self.control()
+            .create_atespace(CreateAtespaceRequest { name: name.into() })
+            .await
+            .expect("the atespace is made");
+    }
+
+    pub async fn create_counter(&self, atespace: &str, name: &str) {
+        let request = CreateActorRequest {
+            actor_ref: Some(reference(atespace, name)),
+            actor_template_namespace: "demo".into(),
+            actor_template_name: "counter".into(),
+            worker_selector: None,
+        };
+        self.control().create_actor(request).await.expect("the actor is made");
+    }
+
+    /// `GET path` of an actor through the router; the status and the body.
+    pub async fn get(&self, atespace: &str, name: &str, path: &str) -> (u16, String) {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {name}.{atespace}.localhost\r\nConnection: close\r\n\r\n");
+        let exchange = async {
+            let mut stream = TcpStream::connect(("127.0.0.1", self.port)).await?;
+            stream.write_all(request.as_bytes()).await?;
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).await?;
+            Ok::<_, std::io::Error>(String::from_utf8_lossy(&answer).into_owned())
+        };
+        let answer =
+            tokio::time::timeout(PATIENCE, exchange).await.expect("an answer in time").expect("the router answers");
+        let status =
+            answer.get(9..12).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("no answer: {answer:?}"));
+        let body = answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default();
+        (status, body)
+    }
+
+    /// One count of a counter.
+    pub async fn count(&self, atespace: &str, name: &str) -> Reply {
+        let (status, body) = self.get(atespace, name, "/").await;
+        assert_eq!(status, 200, "{body}\n{}", self.logged());
+        Reply::parse(&body)
+    }
+
+    /// As Ctrl-C does; waits for the end and checks that it was a good one.
+    pub async fn stop(&mut self) {
+        self.channel = None;
+        let mut child = self.child.take().expect("it runs");
+        signal(child.id(), rustix::process::Signal::INT);
+        let status = tokio::task::spawn_blocking(move || child.wait()).await.expect("joined").expect("waited");
+        assert!(status.success(), "ate dev ended with {status}:\n{}", self.logged());
+    }
+
+    /// As the kernel does when it must.
+    pub async fn kill(&mut self) {
+        self.channel = None;
+        let mut child = self.child.take().expect("it runs");
+        signal(child.id(), rustix::process::Signal::KILL);
+        let _ = tokio::task::spawn_blocking(move || child.wait()).await;
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            signal(child.id(), rustix::process::Signal::INT);
+            let _ = child.wait();
+        }
+        // Workers outlive a killed server; those of this test end with it.
+        for command in crate::Leaks::of(self.directory.path(), None).processes {
+            eprintln!("still running after the test: {command}");
+        }
+        for entry in std::fs::read_dir(self.data().join("node/workers")).into_iter().flatten().flatten() {
+            let birth = std::fs::read(entry.path().join("worker.json")).unwrap_or_default();
+            let birth: serde_json::Value = serde_json::from_slice(&birth).unwrap_or_default();
+            if let Some(pid) = birth["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()) {
+                signal(pid, rustix::process::Signal::KILL);
+            }
+        }
+        if std::thread::panicking() {
+            eprintln!("--- ate dev said:\n{}", self.logged());
+        }
+    }
+}
+
+pub(crate) fn reference(atespace: &str, name: &str) -> ActorRef {
+    ActorRef { atespace: atespace.into(), name: name.into() }
+}
+
+fn signal(pid: u32, signal: rustix::process::Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+}
+
+async fn connect(path: PathBuf) -> Result<Channel, tonic::transport::Error> {
+    let connector = tower::service_fn(move |_: Uri| {
+        let path = path.clone();
+        async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
+    });
+    Endpoint::from_static("http://ate").connect_with_connector(connector).await
+}

@@ -142,3 +142,18 @@ fn finish(context: Context) -> Digest {
     let digest = context.finish();
     Digest::from_bytes(digest.as_ref().try_into().expect("a sha256 has 32 bytes"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_that_nobody_waits_for_is_not_unpacked_further() {
+        let allowance = Arc::new(Allowance::new(&Limits::default()));
+        let guard = CancelOnDrop(allowance.clone());
+        let mut archive = Metered::new(io::repeat(0), &allowance, 1);
+        archive.read_exact(&mut [0; 10]).unwrap();
+        drop(guard);
+        archive.read_exact(&mut [0; 10]).unwrap_err();
+    }
+}

@@ -5,20 +5,21 @@ use std::error::Error;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ate_name::Digest;
 use futures::StreamExt;
 use oci_client::Client;
 use oci_client::client::{ClientConfig, ClientProtocol};
-use oci_client::errors::{DigestError, OciDistributionError, OciErrorCode};
+use oci_client::errors::{OciDistributionError, OciErrorCode};
 use oci_client::manifest::OciDescriptor;
 use oci_client::secrets::RegistryAuth;
 use tokio::io::{AsyncSeekExt, AsyncWriteExt};
 
 use crate::document::{ACCEPTED, Descriptor, MAX_DOCUMENT};
 use crate::meter::sha256;
-use crate::reference::{is_loopback, parse_digest};
+use crate::reference::is_loopback;
 use crate::{Cause, Credentials, Location, Reference, StoreError};
 
 /// A registry that does not accept a connection for this long is given up.
@@ -32,9 +33,13 @@ const MAX_REASON: usize = 300;
 
 pub(crate) enum Source {
     Registry(Box<Registry>),
-    Layout(PathBuf),
-    /// The archive, and where in it each blob begins and how long it is.
-    Archive(PathBuf, HashMap<Digest, (u64, u64)>),
+    Local(Arc<Local>),
+}
+
+/// An OCI layout on this machine: a directory, or an archive in which each blob has a beginning and a length.
+pub(crate) struct Local {
+    path: PathBuf,
+    archived: Option<HashMap<Digest, (u64, u64)>>,
 }
 
 pub(crate) struct Registry {
@@ -48,12 +53,12 @@ impl Source {
     pub(crate) async fn open(reference: &Reference, credentials: Option<&Credentials>) -> Result<Self, Cause> {
         match reference.location() {
             Location::Layout(path) | Location::Archive(path) if !path.is_absolute() => Err(Cause::Relative),
-            Location::Layout(path) => Ok(Self::Layout(path.clone())),
+            Location::Layout(path) => Ok(Self::Local(Arc::new(Local { path: path.clone(), archived: None }))),
             Location::Archive(path) => {
                 let path = path.clone();
                 blocking(move || {
-                    let blobs = scan_archive(&path).map_err(StoreError::io("read the archive", &path))?;
-                    Ok(Self::Archive(path, blobs))
+                    let archived = Some(scan_archive(&path).map_err(StoreError::io("read the archive", &path))?);
+                    Ok(Self::Local(Arc::new(Local { path, archived })))
                 })
                 .await
             }
@@ -67,66 +72,62 @@ impl Source {
     pub(crate) async fn manifest(&self, digest: Digest) -> Result<Vec<u8>, Cause> {
         let bytes = match self {
             Self::Registry(registry) => registry.manifest(digest).await?,
-            Self::Layout(..) | Self::Archive(..) => read_document(self.local_blob(digest).await?).await?,
+            Self::Local(local) => read_document(local.clone().blob(digest).await?).await?,
         };
-        if bytes.len() as u64 > MAX_DOCUMENT {
-            return Err(Cause::TooLarge { what: "manifest", limit: MAX_DOCUMENT });
-        }
-        match sha256(&bytes) {
-            actual if actual == digest => Ok(bytes),
-            actual => Err(Cause::Digest { what: "manifest", expected: digest, actual }),
-        }
+        checked(bytes, "manifest", digest)
     }
 
     pub(crate) async fn config(&self, descriptor: &Descriptor, scratch: &Path) -> Result<Vec<u8>, Cause> {
-        if descriptor.size > MAX_DOCUMENT {
-            return Err(Cause::TooLarge { what: "config", limit: MAX_DOCUMENT });
-        }
-        let bytes = read_document(self.blob(descriptor.digest.0, descriptor.size, scratch).await?).await?;
-        match sha256(&bytes) {
-            actual if actual == descriptor.digest.0 => Ok(bytes),
-            actual => Err(Cause::Digest { what: "config", expected: descriptor.digest.0, actual }),
-        }
+        let size = descriptor.size.min(MAX_DOCUMENT);
+        let bytes = read_document(self.blob(descriptor.digest.0, size, scratch).await?).await?;
+        checked(bytes, "config", descriptor.digest.0)
     }
 
     /// A blob. That of a registry is at most `size` bytes and waits in an unnamed file in `scratch`.
-    pub(crate) async fn blob(&self, digest: Digest, size: u64, scratch: &Path) -> Result<Box<dyn Read + Send>, Cause> {
+    pub(crate) async fn blob(&self, digest: Digest, size: u64, scratch: &Path) -> Result<Blob, Cause> {
         match self {
             Self::Registry(registry) => Ok(Box::new(registry.download(digest, size, scratch).await?)),
-            Self::Layout(..) | Self::Archive(..) => self.local_blob(digest).await,
+            Self::Local(local) => local.clone().blob(digest).await,
         }
     }
+}
 
-    async fn local_blob(&self, digest: Digest) -> Result<Box<dyn Read + Send>, Cause> {
-        let missing = move |place: &Path| Cause::Missing {
-            place: place.display().to_string(),
-            what: format!("blob sha256:{digest}"),
+type Blob = Box<dyn Read + Send>;
+
+impl Local {
+    async fn blob(self: Arc<Self>, digest: Digest) -> Result<Blob, Cause> {
+        let what = format!("blob sha256:{digest}");
+        let missing = move |place: &Path| Cause::Missing { place: place.display().to_string(), what };
+        let (path, section) = match &self.archived {
+            None => (self.path.join("blobs/sha256").join(digest.to_string()), None),
+            Some(blobs) => match blobs.get(&digest) {
+                Some(section) => (self.path.clone(), Some(*section)),
+                None => return Err(missing(&self.path)),
+            },
         };
-        match self {
-            Self::Registry(_) => unreachable!("asked only of a source on this machine"),
-            Self::Layout(layout) => {
-                let (layout, path) = (layout.clone(), layout.join("blobs/sha256").join(digest.to_string()));
-                blocking(move || match File::open(&path) {
-                    Ok(file) => Ok(Box::new(file) as Box<dyn Read + Send>),
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => Err(missing(&layout)),
-                    Err(error) => Err(StoreError::io("open", &path)(error).into()),
-                })
-                .await
-            }
-            Self::Archive(path, blobs) => {
-                let (start, length) = *blobs.get(&digest).ok_or_else(|| missing(path))?;
-                let path = path.clone();
-                blocking(move || {
-                    let open = || {
-                        let mut file = File::open(&path)?;
-                        file.seek(SeekFrom::Start(start))?;
-                        Ok(Box::new(file.take(length)) as Box<dyn Read + Send>)
-                    };
-                    open().map_err(StoreError::io::<io::Error>("read", &path)).map_err(Cause::from)
-                })
-                .await
-            }
-        }
+        blocking(move || {
+            let open = || {
+                let mut file = File::open(&path)?;
+                let Some((start, length)) = section else { return Ok(Box::new(file) as Blob) };
+                file.seek(SeekFrom::Start(start))?;
+                Ok(Box::new(file.take(length)))
+            };
+            open().map_err(|error: io::Error| match error.kind() {
+                io::ErrorKind::NotFound => missing(&self.path),
+                _ => StoreError::io("open", &path)(error).into(),
+            })
+        })
+        .await
+    }
+}
+
+fn checked(bytes: Vec<u8>, what: &'static str, expected: Digest) -> Result<Vec<u8>, Cause> {
+    if bytes.len() as u64 > MAX_DOCUMENT {
+        return Err(Cause::TooLarge { what, limit: MAX_DOCUMENT });
+    }
+    match sha256(&bytes) {
+        actual if actual == expected => Ok(bytes),
+        actual => Err(Cause::Digest { what, expected, actual }),
     }
 }
 
@@ -180,26 +181,18 @@ impl Registry {
 
     fn cause(&self, error: OciDistributionError, what: &'static str, digest: Digest) -> Cause {
         use OciDistributionError as E;
-        let registry = self.name.clone();
-        match error {
+        use OciErrorCode as C;
+        let has = |codes: &[C]| {
+            matches!(&error, E::RegistryError { envelope, .. }
+            if envelope.errors.iter().any(|error| codes.contains(&error.code)))
+        };
+        match &error {
             E::UnauthorizedError { .. } | E::AuthenticationFailure(_) => self.unauthorized(),
             E::ServerError { code: 401 | 403, .. } => self.unauthorized(),
-            E::RegistryError { ref envelope, .. } => {
-                let has = |codes: &[OciErrorCode]| envelope.errors.iter().any(|error| codes.contains(&error.code));
-                if has(&[OciErrorCode::Unauthorized, OciErrorCode::Denied]) {
-                    self.unauthorized()
-                } else if has(&[OciErrorCode::ManifestUnknown, OciErrorCode::BlobUnknown, OciErrorCode::NameUnknown]) {
-                    self.missing(what, digest)
-                } else {
-                    Cause::Registry { registry, reason: reason(&error) }
-                }
-            }
+            _ if has(&[C::Unauthorized, C::Denied]) => self.unauthorized(),
             E::ServerError { code: 404, .. } => self.missing(what, digest),
-            E::DigestError(DigestError::VerificationError { ref actual, .. }) => match parse_digest(actual) {
-                Some(actual) => Cause::Digest { what, expected: digest, actual },
-                None => Cause::Registry { registry, reason: reason(&error) },
-            },
-            error => Cause::Registry { registry, reason: reason(&error) },
+            _ if has(&[C::ManifestUnknown, C::BlobUnknown, C::NameUnknown]) => self.missing(what, digest),
+            error => Cause::Registry { registry: self.name.clone(), reason: reason(error) },
         }
     }
 
@@ -217,10 +210,14 @@ impl Registry {
     }
 }
 
-/// An error with all that lies beneath it, in few words: part of them is chosen by the registry.
+/// An error with all that lies beneath it, once each and in few words: part of them is chosen by the registry.
 fn reason(error: &dyn Error) -> String {
-    let chain = std::iter::successors(Some(error), |error| (*error).source());
-    let text = chain.map(ToString::to_string).collect::<Vec<_>>().join(": ");
+    let mut text = error.to_string();
+    for cause in std::iter::successors(error.source(), |error| (*error).source()).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
     text.chars().filter(|char| !char.is_control()).take(MAX_REASON).collect()
 }
 
@@ -245,7 +242,7 @@ fn scan_archive(path: &Path) -> io::Result<HashMap<Digest, (u64, u64)>> {
     Ok(blobs)
 }
 
-async fn read_document(blob: Box<dyn Read + Send>) -> Result<Vec<u8>, Cause> {
+async fn read_document(blob: Blob) -> Result<Vec<u8>, Cause> {
     blocking(move || {
         let mut bytes = Vec::new();
         let read = blob.take(MAX_DOCUMENT + 1).read_to_end(&mut bytes);

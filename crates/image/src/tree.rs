@@ -35,21 +35,16 @@ pub(crate) struct EntryPath(PathBuf);
 impl EntryPath {
     /// An absolute path starts at the root of the layer; one that climbs is refused.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Refused> {
-        if bytes.len() > MAX_PATH {
-            return Err(Refused::PathTooLong);
-        }
         let mut path = PathBuf::new();
-        let mut depth = 0;
         for part in bytes.split(|byte| *byte == b'/') {
             match part {
-                b"" | b"." => continue,
+                b"" | b"." => {}
                 b".." => return Err(Refused::Climbs),
-                part if part.contains(&0) => return Err(Refused::NulInPath),
                 part => path.push(OsStr::from_bytes(part)),
             }
-            depth += 1;
         }
-        if depth > MAX_DEPTH { Err(Refused::PathTooLong) } else { Ok(Self(path)) }
+        let fits = bytes.len() <= MAX_PATH && !bytes.contains(&0) && path.iter().count() <= MAX_DEPTH;
+        if fits { Ok(Self(path)) } else { Err(Refused::Path) }
     }
 
     pub(crate) fn parent(&self) -> &Path {

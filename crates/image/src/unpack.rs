@@ -55,28 +55,20 @@ pub enum UnpackError {
 pub enum Refused {
     #[error("climbs with \"..\"")]
     Climbs,
-    #[error("has a path that is too long or too deep")]
-    PathTooLong,
-    #[error("has a NUL in its path")]
-    NulInPath,
+    #[error("has a path that is too long, too deep or holds a NUL")]
+    Path,
     #[error("lies beyond a symbolic link of the same layer")]
     ThroughSymlink,
     #[error("lies beyond a file of the same layer")]
     ThroughFile,
     #[error("is the root but no directory")]
     RootIsNoDirectory,
-    #[error("is a hard link to nothing in its layer that can be linked")]
+    #[error("is a link without a proper target; that of a hard link must be a file of the same layer")]
     LinkTarget,
-    #[error("is a symbolic link without a proper target")]
-    SymlinkTarget,
     #[error("is a device, and a sandbox has its own /dev; leave it out of the image")]
     Device,
-    #[error("is a fifo; make it when the container starts")]
-    Fifo,
-    #[error("is of a kind that layers do not have")]
+    #[error("is a fifo, a sparse file or of another kind that layers do not have; build the layer without it")]
     Kind,
-    #[error("is a sparse file, which is not supported; build the layer without sparse files")]
-    Sparse,
     #[error("is a malformed whiteout")]
     Whiteout,
     #[error("is larger than the limit for one file")]
@@ -85,35 +77,22 @@ pub enum Refused {
     UnexpectedData,
     #[error("ends before its data does")]
     Truncated,
-    #[error("has an owner that does not exist")]
-    Owner,
-    #[error("has a malformed or oversized extension header")]
-    Extension,
-    #[error("has a malformed header")]
+    #[error("has a malformed or oversized header")]
     Header,
 }
 
 /// What stops an entry, before it is known which one it was.
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum Fault {
-    Refused(Refused),
-    Io(io::Error),
-}
-
-impl From<Refused> for Fault {
-    fn from(refused: Refused) -> Self {
-        Self::Refused(refused)
-    }
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    #[error(transparent)]
+    Io(#[from] io::Error),
 }
 
 impl From<Errno> for Fault {
     fn from(errno: Errno) -> Self {
         Self::Io(errno.into())
-    }
-}
-
-impl From<io::Error> for Fault {
-    fn from(error: io::Error) -> Self {
-        Self::Io(error)
     }
 }
 
@@ -182,7 +161,7 @@ fn unpack(archive: impl Read, root: &Path, allowance: &Allowance) -> Result<u64,
     if extensions.is_empty() {
         Ok(tree.disk_bytes)
     } else {
-        Err(UnpackError::Entry { entry: "(end)".to_owned(), refused: Refused::Extension })
+        Err(UnpackError::Entry { entry: "(end)".to_owned(), refused: Refused::Header })
     }
 }
 
@@ -224,7 +203,7 @@ impl Extensions {
 
     fn number(&self, key: &str) -> Result<Option<u64>, Refused> {
         let parse = |value| std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
-        self.record(key).map(|value| parse(value).ok_or(Refused::Extension)).transpose()
+        self.record(key).map(|value| parse(value).ok_or(Refused::Header)).transpose()
     }
 
     fn path(&self, header: &Header) -> Vec<u8> {
@@ -242,14 +221,14 @@ impl Extensions {
 fn set<T>(slot: &mut Option<T>, value: T) -> Result<(), Refused> {
     match slot.replace(value) {
         None => Ok(()),
-        Some(_) => Err(Refused::Extension),
+        Some(_) => Err(Refused::Header),
     }
 }
 
 fn read_extension(header: &Header, data: &mut impl Read) -> Result<Vec<u8>, Fault> {
     let size = header.entry_size()?;
     if size > MAX_EXTENSION {
-        return Err(Refused::Extension.into());
+        return Err(Refused::Header.into());
     }
     let mut bytes = Vec::new();
     data.read_to_end(&mut bytes)?;
@@ -268,7 +247,7 @@ fn parse_records(mut bytes: &[u8]) -> Result<Records, Refused> {
             bytes = &bytes[length..];
             Some((body[..equals].to_vec(), body[equals + 1..].to_vec()))
         })();
-        records.push(record.ok_or(Refused::Extension)?);
+        records.push(record.ok_or(Refused::Header)?);
     }
     Ok(records)
 }
@@ -308,7 +287,7 @@ impl Member {
             EntryType::Symlink => {
                 let target = self.extensions.link(&self.header);
                 if target.is_empty() || target.len() > MAX_PATH || target.contains(&0) {
-                    return Err(Refused::SymlinkTarget.into());
+                    return Err(Refused::LinkTarget.into());
                 }
                 tree.symlink(&path, &self.attributes()?, &target)
             }
@@ -317,8 +296,6 @@ impl Member {
                 tree.hard_link(&path, &target)
             }
             EntryType::Char | EntryType::Block => Err(Refused::Device.into()),
-            EntryType::Fifo => Err(Refused::Fifo.into()),
-            EntryType::GNUSparse => Err(Refused::Sparse.into()),
             _ => Err(Refused::Kind.into()),
         }
     }
@@ -328,13 +305,13 @@ impl Member {
     fn check_size(&self, tree: &Tree<'_>) -> Result<(), Refused> {
         let records = self.extensions.records.as_deref().unwrap_or_default();
         if records.iter().any(|(key, _)| key.starts_with(b"GNU.sparse.")) {
-            return Err(Refused::Sparse);
+            return Err(Refused::Kind);
         }
         let claimed = self.extensions.number("size")?.unwrap_or(self.size);
         if claimed > tree.limits().file_bytes || self.size > tree.limits().file_bytes {
             Err(Refused::FileTooLarge)
         } else if claimed != self.size {
-            Err(Refused::Extension)
+            Err(Refused::Header)
         } else {
             Ok(())
         }
@@ -344,7 +321,7 @@ impl Member {
         let owner = |key, field: io::Result<u64>| {
             let number = self.extensions.number(key)?.map_or(field.map_err(|_| Refused::Header), Ok)?;
             // The last one means "leave as it is" to the kernel.
-            u32::try_from(number).ok().filter(|id| *id != u32::MAX).ok_or(Refused::Owner)
+            u32::try_from(number).ok().filter(|id| *id != u32::MAX).ok_or(Refused::Header)
         };
         let is_file = self.header.entry_type() == EntryType::Regular;
         let capability = self.extensions.record("SCHILY.xattr.security.capability").filter(|_| is_file);
@@ -352,34 +329,19 @@ impl Member {
             mode: self.header.mode().map_err(|_| Refused::Header)? & 0o7777,
             uid: owner("uid", self.header.uid())?,
             gid: owner("gid", self.header.gid())?,
-            modified: self.modified()?,
+            modified: self.modified().ok_or(Refused::Header)?,
             capability: capability.map(<[u8]>::to_vec),
         })
     }
 
-    fn modified(&self) -> Result<Timespec, Refused> {
+    fn modified(&self) -> Option<Timespec> {
         let Some(value) = self.extensions.record("mtime") else {
-            let seconds = self.header.mtime().map_err(|_| Refused::Header)?;
-            return Ok(Timespec { tv_sec: i64::try_from(seconds).map_err(|_| Refused::Header)?, tv_nsec: 0 });
+            return Some(Timespec { tv_sec: self.header.mtime().ok()?.try_into().ok()?, tv_nsec: 0 });
         };
-        let parse = || {
-            let (seconds, fraction) =
-                std::str::from_utf8(value).ok().map(|text| text.split_once('.').unwrap_or((text, "")))?;
-            let digits = fraction.bytes().chain(std::iter::repeat(b'0')).take(9);
-            let fraction = digits
-                .map(|digit| char::from(digit).to_digit(10))
-                .try_fold(0, |sum, digit| Some(sum * 10 + i64::from(digit?)))?;
-            let seconds: i64 = seconds.parse().ok()?;
-            // The kernel counts the fraction upwards: -1.5 is 0.5 after -2.
-            Some(match fraction {
-                0 => Timespec { tv_sec: seconds, tv_nsec: 0 },
-                _ if value.starts_with(b"-") => {
-                    Timespec { tv_sec: seconds.checked_sub(1)?, tv_nsec: 1_000_000_000 - fraction }
-                }
-                _ => Timespec { tv_sec: seconds, tv_nsec: fraction },
-            })
-        };
-        parse().ok_or(Refused::Extension)
+        let text = std::str::from_utf8(value).ok()?;
+        let (seconds, fraction) = text.split_once('.').unwrap_or((text, ""));
+        let nanoseconds = format!("{fraction:0<9.9}").parse::<u32>().ok()?;
+        Some(Timespec { tv_sec: seconds.parse().ok()?, tv_nsec: nanoseconds.into() })
     }
 }
 

@@ -204,7 +204,7 @@ async fn a_process_killed_half_way_leaves_a_good_store() {
     child.env(CHILD, format!("{}\n{reference}", directory.path().display())).stdout(std::process::Stdio::null());
     let mut child = child.spawn().unwrap();
     // A pipe holds little: once half of the layer went in, the child has unpacked most of that.
-    OpenOptions::new().write(true).open(&blob).unwrap().write_all(&layer[..layer.len() / 2]).map(|()| ()).unwrap();
+    OpenOptions::new().write(true).open(&blob).unwrap().write_all(&layer[..layer.len() / 2]).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
 

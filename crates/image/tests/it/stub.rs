@@ -117,7 +117,7 @@ async fn what_a_registry_sends_is_checked() {
     let layer = tar(&[("file", "data")]);
     let digest = Layout(&layout_path).image(std::slice::from_ref(&layer), json!({})).digest();
     let layer_path = format!("/blobs/sha256:{}", sha256(&layer));
-    for (lie, what) in [("manifest", "manifest"), ("longer layer", "bytes"), ("other layer", "sha256")] {
+    for (lie, what) in [("manifest", "Invalid digest"), ("longer layer", "bytes"), ("other layer", "sha256")] {
         let (serve, layer_path) = (serve(layout_path.clone()), layer_path.clone());
         let stub = Stub::start(Arc::new(move |path, _, _| {
             let (status, headers, mut body) = serve(path);

@@ -243,31 +243,26 @@ impl ConfigFile {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
-    fn entry(os: &str, architecture: &str, variant: Option<&str>) -> Descriptor {
-        Descriptor {
-            media_type: MANIFEST.to_owned(),
-            digest: OciDigest(Digest::from_bytes([0; 32])),
-            size: 1,
-            platform: Some(Platform {
-                architecture: architecture.to_owned(),
-                os: os.to_owned(),
-                variant: variant.map(str::to_owned),
-            }),
-        }
+    fn descriptor(platform: Option<Value>) -> Value {
+        json!({ "mediaType": MANIFEST, "digest": format!("sha256:{}", "a".repeat(64)), "size": 1, "platform": platform })
     }
 
     #[test]
     fn an_index_gives_the_baseline_of_the_wanted_platform_or_says_what_it_has() {
-        let index = || {
-            vec![
-                entry("windows", "amd64", None),
-                entry("linux", "amd64", Some("v3")),
-                entry("linux", "amd64", None),
-                entry("unknown", "unknown", None),
-            ]
+        let entry = |os, architecture, variant: Option<&str>| {
+            descriptor(Some(json!({ "os": os, "architecture": architecture, "variant": variant })))
         };
+        let index = json!([
+            entry("windows", "amd64", None),
+            entry("linux", "amd64", Some("v3")),
+            entry("linux", "amd64", None),
+            entry("unknown", "unknown", None),
+        ]);
+        let index = || serde_json::from_value(index.clone()).unwrap();
         let chosen = select(index(), Architecture::Amd64).unwrap().platform.unwrap();
         assert_eq!((chosen.os.as_str(), chosen.variant), ("linux", None));
         let error = select(index(), Architecture::Arm64).unwrap_err().to_string();
@@ -276,44 +271,41 @@ mod tests {
 
     #[test]
     fn a_document_that_is_index_and_manifest_at_once_is_refused() {
-        let descriptor = format!(r#"{{"mediaType":"x","digest":"sha256:{}","size":1}}"#, "a".repeat(64));
-        let manifest = format!(r#""schemaVersion":2,"config":{descriptor},"layers":[{descriptor}]"#);
-        let parse = |text: String| Document::parse(text.as_bytes());
-        assert!(matches!(parse(format!("{{{manifest}}}")), Ok(Kind::Manifest { .. })));
-        assert!(matches!(parse(format!(r#"{{"schemaVersion":2,"manifests":[{descriptor}]}}"#)), Ok(Kind::Index(_))));
-        assert!(parse(format!(r#"{{{manifest},"manifests":[]}}"#)).is_err());
-        assert!(parse(format!(r#"{{{manifest},"mediaType":"{INDEX}"}}"#)).is_err());
-        assert!(parse(format!(r#"{{{}}}"#, manifest.replace(":2", ":1"))).is_err());
+        let parse = |edit: Value| {
+            let descriptor = descriptor(None);
+            let mut document = json!({ "schemaVersion": 2, "config": descriptor, "layers": [descriptor] });
+            document.as_object_mut().unwrap().extend(edit.as_object().unwrap().clone());
+            Document::parse(document.to_string().as_bytes())
+        };
+        assert!(matches!(parse(json!({})), Ok(Kind::Manifest { .. })));
+        let index = json!({ "config": null, "layers": null, "manifests": [descriptor(None)] });
+        assert!(matches!(parse(index), Ok(Kind::Index(_))));
+        for bad in [json!({ "manifests": [] }), json!({ "mediaType": INDEX }), json!({ "schemaVersion": 1 })] {
+            assert!(parse(bad.clone()).is_err(), "{bad}");
+        }
     }
 
     #[test]
     fn a_config_with_nulls_is_read_and_one_for_another_machine_refused() {
-        let text = |architecture: &str| {
-            format!(
-                r#"{{"architecture":"{architecture}","os":"linux","created":"x",
-                "config":{{"Cmd":["a"],"Entrypoint":null,"Env":null,"User":null,"Labels":{{}}}},
-                "rootfs":{{"type":"layers","diff_ids":["sha256:{}"]}}}}"#,
-                "a".repeat(64)
-            )
-        };
-        let config = ConfigFile::parse(text("arm64").as_bytes(), 1, Architecture::Arm64).unwrap().config;
-        assert_eq!(config, ImageConfig { cmd: vec!["a".into()], ..Default::default() });
-        let refused = |architecture, layers| ConfigFile::parse(text("arm64").as_bytes(), layers, architecture);
-        assert!(matches!(refused(Architecture::Amd64, 1), Err(Cause::Platform { .. })));
-        assert!(matches!(refused(Architecture::Arm64, 2), Err(Cause::Malformed { .. })));
+        let config = json!({
+            "architecture": "arm64", "os": "linux", "created": "x",
+            "config": { "Cmd": ["a"], "Entrypoint": null, "Env": null, "User": null, "Labels": {} },
+            "rootfs": { "type": "layers", "diff_ids": [format!("sha256:{}", "a".repeat(64))] },
+        });
+        let parse = |architecture, layers| ConfigFile::parse(config.to_string().as_bytes(), layers, architecture);
+        let read = parse(Architecture::Arm64, 1).unwrap().config;
+        assert_eq!(read, ImageConfig { cmd: vec!["a".into()], ..Default::default() });
+        assert!(matches!(parse(Architecture::Amd64, 1), Err(Cause::Platform { .. })));
+        assert!(matches!(parse(Architecture::Arm64, 2), Err(Cause::Malformed { .. })));
     }
 
     #[test]
     fn layers_of_both_families_are_known() {
-        for (media_type, compression) in [
-            (LAYER, Compression::None),
-            ("application/vnd.oci.image.layer.v1.tar+gzip", Compression::Gzip),
-            ("application/vnd.oci.image.layer.v1.tar+zstd", Compression::Zstd),
-            ("application/vnd.docker.image.rootfs.diff.tar.gzip", Compression::Gzip),
-        ] {
-            assert_eq!(Compression::of_layer(media_type).unwrap(), compression);
-        }
-        assert!(Compression::of_layer("application/vnd.oci.image.layer.v1.tar+lz4").is_err());
-        assert!(Compression::of_layer("application/vnd.docker.image.rootfs.foreign.diff.tar.gzip").is_err());
+        let compression = |suffix: &str| Compression::of_layer(&format!("application/vnd.{suffix}")).ok();
+        assert_eq!(compression("oci.image.layer.v1.tar"), Some(Compression::None));
+        assert_eq!(compression("oci.image.layer.v1.tar+zstd"), Some(Compression::Zstd));
+        assert_eq!(compression("docker.image.rootfs.diff.tar.gzip"), Some(Compression::Gzip));
+        assert_eq!(compression("oci.image.layer.v1.tar+lz4"), None);
+        assert_eq!(compression("docker.image.rootfs.foreign.diff.tar.gzip"), None);
     }
 }

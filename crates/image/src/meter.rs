@@ -11,8 +11,8 @@ use aws_lc_rs::digest::{Context, SHA256};
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Layers of an image. Builders stop at 127; overlayfs takes 500.
-    pub layers: usize,
-    /// Uncompressed bytes of all layers of an image: a full disk harms every actor of the node.
+    pub layers: u64,
+    /// Bytes of all layers of an image, compressed and not: a full disk harms every actor of the node.
     pub image_bytes: u64,
     /// Entries of all layers of an image, directories that are only implied included: inodes run out before bytes do.
     pub entries: u64,

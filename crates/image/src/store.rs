@@ -1,7 +1,6 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -167,12 +166,7 @@ impl Disk {
     fn image(&self, digest: Digest) -> Result<Option<Image>, StoreError> {
         let _lock = lock(&self.root, FlockOperation::LockShared)?;
         let path = self.record_path(digest);
-        let Some((file, record)) = open_record(&path)? else { return Ok(None) };
-        let Some(record) = record else {
-            // Of another version, or damaged: pull anew.
-            fs::remove_file(&path).map_err(StoreError::io("remove", &path))?;
-            return Ok(None);
-        };
+        let Some((file, Some(record))) = open_record(&path)? else { return Ok(None) };
         let touched = file.set_modified(SystemTime::now());
         touched.map_err(StoreError::io("mark as used", &path))?;
         let complete = record.layers.iter().all(|diff_id| self.layer_path(*diff_id).exists());
@@ -226,8 +220,14 @@ impl Disk {
             let reason = "the entry of the index for this machine is an index again".to_owned();
             return Err(Cause::Malformed { what: "index", reason });
         };
-        if layers.len() > self.limits.layers {
-            return Err(Cause::TooLarge { what: "number of layers", limit: self.limits.layers as u64 });
+        let (count, size) =
+            (layers.len() as u64, layers.iter().fold(0, |sum: u64, layer| sum.saturating_add(layer.size)));
+        for (what, amount, limit) in
+            [("number of layers", count, self.limits.layers), ("compressed size", size, self.limits.image_bytes)]
+        {
+            if amount > limit {
+                return Err(Cause::TooLarge { what, limit });
+            }
         }
         let config = source.config(&config, self.ingest.path()).await?;
         let config = ConfigFile::parse(&config, layers.len(), Architecture::HOST)?;
@@ -241,25 +241,20 @@ impl Disk {
 
     /// Writes the record of an image whose layers may still be missing, under a lease from the start.
     fn pin(&self, digest: Digest, record: Record) -> Result<(Record, File), StoreError> {
-        let _lock = lock(&self.root, FlockOperation::LockShared)?;
+        let _lock = lock(&self.root, FlockOperation::LockExclusive)?;
         let path = self.record_path(digest);
+        if let Some((file, Some(_))) = open_record(&path)? {
+            return Ok((record, file));
+        }
         let io = StoreError::io::<io::Error>;
-        let mut new =
-            tempfile::NamedTempFile::new_in(self.ingest.path()).map_err(io("write to", self.ingest.path()))?;
+        let new = tempfile::NamedTempFile::new_in(self.ingest.path());
+        let mut new = new.map_err(io("write to", self.ingest.path()))?;
         flock(&new, FlockOperation::LockShared).map_err(StoreError::io("lock", new.path()))?;
         let json = serde_json::to_vec(&record).expect("a record has no keys but strings");
         new.write_all(&json).and_then(|()| new.as_file().sync_all()).map_err(io("write", new.path()))?;
-        match new.persist_noclobber(&path) {
-            Ok(file) => {
-                sync_directory(&self.root.join("images"))?;
-                Ok((record, file))
-            }
-            Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => match open_record(&path)? {
-                Some((file, _)) => Ok((record, file)),
-                None => Err(io("open", &path)(error.error)),
-            },
-            Err(error) => Err(io("write", &path)(error.error)),
-        }
+        let file = new.persist(&path).map_err(|error| io("write", &path)(error.error))?;
+        sync_directory(&self.root.join("images"))?;
+        Ok((record, file))
     }
 
     /// Sees to it that a layer is there, together with all other images that want it now.
@@ -391,7 +386,7 @@ impl Disk {
     }
 }
 
-/// The record under a shared lock; its content is none if it cannot be understood.
+/// The record under a shared lock; without content if it is damaged or of another version.
 fn open_record(path: &Path) -> Result<Option<(File, Option<Record>)>, StoreError> {
     let mut file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -472,7 +472,7 @@ fn hostile_entry() -> impl Strategy<Value = (u8, String, String, Vec<u8>)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn no_sequence_of_entries_leaves_the_root(entries in prop::collection::vec(hostile_entry(), 1..20)) {

@@ -4,7 +4,7 @@ use std::process::Command;
 use ate_image::{User, UserError};
 use serde_json::json;
 
-use crate::support::{Layout, is_root, store, tar};
+use crate::support::{Layout, needs_root, store, tar};
 
 /// What `script` prints in the root of an overlay of these directories, in a mount namespace of its own.
 fn in_overlay(layers: &[PathBuf], script: &str) -> String {
@@ -22,9 +22,7 @@ fn in_overlay(layers: &[PathBuf], script: &str) -> String {
 
 #[tokio::test]
 async fn an_overlay_of_the_layers_is_the_image() {
-    if !is_root() {
-        return;
-    }
+    needs_root!();
     let directory = tempfile::tempdir().unwrap();
     let low = tar(&[
         ("kept", "low"),
@@ -61,9 +59,7 @@ async fn an_overlay_of_the_layers_is_the_image() {
 
 #[tokio::test]
 async fn the_accounts_of_an_image_are_those_that_its_overlay_shows() {
-    if !is_root() {
-        return;
-    }
+    needs_root!();
     let directory = tempfile::tempdir().unwrap();
     let low = tar(&[("etc/passwd", "app:x:7:8::/:\n"), ("etc/group", "more:x:9:app\n")]);
     let store = store(directory.path());

@@ -13,7 +13,7 @@ use oci_client::client::{Client, ClientConfig, ClientProtocol};
 use oci_client::secrets::RegistryAuth;
 use serde_json::Value;
 
-use crate::support::{is_root, store, text};
+use crate::support::{needs_root, store, text};
 
 const VERSION: &str = "v3.1.2";
 /// bcrypt of "correct horse", at its lowest cost.
@@ -30,13 +30,10 @@ fn binary() -> PathBuf {
     let binary = directory.join("registry");
     if !binary.exists() {
         eprintln!("building the registry, once; this takes minutes");
+        let package = format!("github.com/distribution/distribution/v3/cmd/registry@{VERSION}");
         let mut build = Command::new("go");
-        build.args(["install", &format!("github.com/distribution/distribution/v3/cmd/registry@{VERSION}")]);
-        // GOBIN is swapped in whole: a build that is interrupted leaves no half binary.
-        let unfinished = tempfile::tempdir_in(fs::create_dir_all(&directory).map(|()| &directory).unwrap()).unwrap();
-        let built = build.env("GOFLAGS", "-mod=mod").env("GOBIN", unfinished.path()).status();
+        let built = build.args(["install", &package]).env("GOFLAGS", "-mod=mod").env("GOBIN", &directory).status();
         assert!(built.expect("go is installed").success(), "cannot build the registry");
-        fs::rename(unfinished.path().join("registry"), &binary).unwrap();
     }
     binary
 }
@@ -89,32 +86,33 @@ impl Registry {
         };
         let auth = RegistryAuth::Basic("alice".into(), "correct horse".into());
         client.auth(&image("sha256:0"), &auth, RegistryOperation::Push).await.unwrap();
-        let read = |digest: &str| fs::read(layout.join("blobs").join(digest.replace(':', "/"))).unwrap();
-        let json = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap();
-        let put_manifest = async |descriptor: &Value| {
-            let digest = descriptor["digest"].as_str().unwrap();
-            let kind = descriptor["mediaType"].as_str().unwrap().parse().unwrap();
-            client.push_manifest_raw(&image(digest), read(digest), kind).await.unwrap();
-            json(&read(digest))
-        };
-        let index = &json(&fs::read(layout.join("index.json")).unwrap())["manifests"][0];
-        for manifest in json(&read(index["digest"].as_str().unwrap()))["manifests"].as_array().unwrap() {
-            let content = json(&read(manifest["digest"].as_str().unwrap()));
-            for blob in content["layers"].as_array().unwrap().iter().chain([&content["config"]]) {
-                let digest = blob["digest"].as_str().unwrap();
-                client.push_blob(&image(digest), read(digest), digest).await.unwrap();
-            }
-            put_manifest(manifest).await;
+        // What a document refers to goes before the document.
+        let index = serde_json::from_slice::<Value>(&fs::read(layout.join("index.json")).unwrap()).unwrap();
+        let mut open = vec![index["manifests"][0].clone()];
+        let mut order = Vec::new();
+        while let Some(descriptor) = open.pop() {
+            let digest = descriptor["digest"].as_str().unwrap().to_owned();
+            let bytes = fs::read(layout.join("blobs").join(digest.replace(':', "/"))).unwrap();
+            let document = serde_json::from_slice::<Value>(&bytes).unwrap_or_default();
+            let children = ["manifests", "layers"].iter().filter_map(|key| document[key].as_array()).flatten();
+            open.extend(
+                children.chain(document.get("config").filter(|config| config.get("digest").is_some())).cloned(),
+            );
+            order.push((digest, bytes, descriptor["mediaType"].as_str().unwrap().to_owned()));
         }
-        put_manifest(index).await;
+        for (digest, bytes, media_type) in order.into_iter().rev() {
+            if media_type.contains("manifest") || media_type.contains("index") {
+                client.push_manifest_raw(&image(&digest), bytes, media_type.parse().unwrap()).await.unwrap();
+            } else {
+                client.push_blob(&image(&digest), bytes, &digest).await.unwrap();
+            }
+        }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_in_a_real_registry_is_had_with_the_right_credentials_only() {
-    if !is_root() {
-        return;
-    }
+    needs_root!();
     let directory = tempfile::tempdir().unwrap();
     let registry = Registry::start(directory.path());
     let file = directory.path().join("app");

@@ -9,13 +9,11 @@ use ate_image::{Cause, Image, ImageStore, Limits, Reference, Refused, StoreError
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::json;
 
-use crate::support::{Layout, is_root, names, sha256, store, tar, text};
+use crate::support::{Layout, names, needs_root, sha256, store, tar, text};
 
 #[tokio::test]
 async fn an_image_outlives_its_source_and_its_store() {
-    if !is_root() {
-        return;
-    }
+    needs_root!();
     let directory = tempfile::tempdir().unwrap();
     let layout = directory.path().join("layout");
     let config = json!({ "Entrypoint": ["/app"], "Env": ["A=b"], "WorkingDir": "/w", "User": "5" });
@@ -32,9 +30,7 @@ async fn an_image_outlives_its_source_and_its_store() {
 
 #[tokio::test]
 async fn an_image_that_cannot_be_used_here_says_why() {
-    if !is_root() {
-        return;
-    }
+    needs_root!();
     let directory = tempfile::tempdir().unwrap();
     let layout_path = directory.path().join("layout");
     let layout = Layout(&layout_path);
@@ -52,16 +48,16 @@ async fn an_image_that_cannot_be_used_here_says_why() {
     assert!(matches!(store.ensure(&absent, None).await.unwrap_err().cause, Cause::Missing { .. }));
     let relative = Reference::parse(&format!("oci-layout:layout@sha256:{}", good.digest())).unwrap();
     assert!(matches!(store.ensure(&relative, None).await.unwrap_err().cause, Cause::Relative));
-    let few = ImageStore::open(&directory.path().join("few"), Limits { layers: 1, ..Limits::default() }).unwrap();
-    let many = layout.image(&[tar(&[("a", "")]), tar(&[("b", "")])], json!({}));
-    assert!(matches!(few.ensure(&many, None).await.unwrap_err().cause, Cause::TooLarge { .. }));
+    let large = layout.image(&[tar(&[("a", "")]), tar(&[("b", "")])], json!({}));
+    for limits in [Limits { layers: 1, ..Limits::default() }, Limits { image_bytes: 1000, ..Limits::default() }] {
+        let store = ImageStore::open(&directory.path().join("small"), limits).unwrap();
+        assert!(matches!(store.ensure(&large, None).await.unwrap_err().cause, Cause::TooLarge { .. }));
+    }
 }
 
 #[tokio::test]
 async fn a_bad_layer_leaves_nothing_behind_and_is_pulled_again_when_it_is_good() {
-    if !is_root() {
-        return;
-    }
+    needs_root!();
     let directory = tempfile::tempdir().unwrap();
     let layout_path = directory.path().join("layout");
     let layout = Layout(&layout_path);
@@ -107,9 +103,7 @@ fn exists(image: &Image) -> bool {
 
 #[tokio::test]
 async fn eviction_takes_the_longest_unused_first_and_never_what_is_leased() {
-    if !is_root() {
-        return;
-    }
+    needs_root!();
     let directory = tempfile::tempdir().unwrap();
     let images = filled(directory.path(), &["a", "b", "c", "d"]).await;
     let present = || images.iter().map(|(_, record)| record.exists()).collect::<Vec<_>>();
@@ -142,9 +136,7 @@ async fn eviction_takes_the_longest_unused_first_and_never_what_is_leased() {
 
 #[tokio::test]
 async fn a_store_is_private_and_its_path_fit_for_overlayfs() {
-    if !is_root() {
-        return;
-    }
+    needs_root!();
     use std::os::unix::fs::MetadataExt;
     let directory = tempfile::tempdir().unwrap();
     for name in ["a:b", "a,b", "a\\b"] {
@@ -158,9 +150,7 @@ async fn a_store_is_private_and_its_path_fit_for_overlayfs() {
 
 #[test]
 fn opening_removes_what_the_dead_left_and_not_what_the_living_do() {
-    if !is_root() {
-        return;
-    }
+    needs_root!();
     let directory = tempfile::tempdir().unwrap();
     let living = store(directory.path());
     let ingest = directory.path().join("store/ingest");
@@ -187,9 +177,7 @@ async fn child() {
 
 #[tokio::test]
 async fn a_process_killed_half_way_leaves_a_good_store() {
-    if !is_root() {
-        return;
-    }
+    needs_root!();
     let directory = tempfile::tempdir().unwrap();
     let layout = directory.path().join("layout");
     let files: Vec<_> = (0..64).map(|n| (format!("file-{n}"), "x".repeat(50_000))).collect();

@@ -6,14 +6,16 @@ use ate_image::{ImageStore, Limits, Reference};
 use ate_name::Digest;
 use serde_json::{Value, json};
 
-/// The body of a test that unpacks needs root.
-pub(crate) fn is_root() -> bool {
-    let is_root = rustix::process::geteuid().is_root();
-    if !is_root {
-        eprintln!("skipped: an image store needs root");
-    }
-    is_root
+/// Leaves a test that cannot run, and says why.
+macro_rules! needs_root {
+    () => {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: an image store needs root");
+            return;
+        }
+    };
 }
+pub(crate) use needs_root;
 
 pub(crate) fn store(directory: &Path) -> ImageStore {
     ImageStore::open(&directory.join("store"), Limits::default()).unwrap()

@@ -108,12 +108,13 @@ async fn what_a_registry_sends_is_checked() {
     let path = directory.path().join("layout");
     let layer = tar(&[("file", "data")]);
     let digest = Layout(&path).image(std::slice::from_ref(&layer), json!({})).digest();
-    let lies: [(String, fn(&mut Vec<u8>), &str); 3] = [
-        (format!("/manifests/sha256:{digest}"), |manifest| manifest.push(b' '), "Invalid digest"),
-        (format!("/blobs/sha256:{}", sha256(&layer)), |layer| layer.push(0), "bytes, not"),
-        (format!("/blobs/sha256:{}", sha256(&layer)), |layer| layer[600] ^= 1, "Invalid digest"),
-    ];
-    for (target, lie, told) in lies {
+    let flip: fn(&mut Vec<u8>) = |body| body[300] ^= 1;
+    for (target, lie, told) in [
+        (digest, flip, "Invalid digest"),
+        (sha256(&layer), flip, "Invalid digest"),
+        (sha256(&layer), |body| body.push(0), "bytes, not"),
+    ] {
+        let target = format!("/sha256:{target}");
         let layout: PathBuf = path.clone();
         let stub = Stub::start(move |path, _, _| {
             let (status, headers, mut body) = blob(&layout, path);

@@ -457,3 +457,38 @@ fn remove_leftovers(ingest: &Path) -> Result<(), StoreError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::meter::sha256;
+
+    #[tokio::test]
+    async fn the_failed_layer_of_another_image_is_fetched_again_for_ours() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: an image store needs root");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let disk = ImageStore::open(&directory.path().join("store"), Limits::default()).unwrap().disk;
+        let (empty, digest) = ([0; 1024], sha256(&[0; 1024]));
+        let blobs = directory.path().join("blobs/sha256");
+        fs::create_dir_all(&blobs).unwrap();
+        fs::write(blobs.join(digest.to_string()), empty).unwrap();
+        let reference = format!("oci-layout://{}@sha256:{digest}", directory.path().display());
+        let source = Arc::new(Source::open(&Reference::parse(&reference).unwrap(), None).await.unwrap());
+
+        let (fail, failed) = oneshot::channel();
+        let (theirs, _) = disk.layers.join(digest, || async { failed.await.unwrap() }.boxed());
+        let layer = Expected { digest, size: 1024, diff_id: digest, compression: Compression::None };
+        let (ours, allowance) = (disk.clone(), Arc::new(Allowance::new(&Limits::default())));
+        let ours = tokio::spawn(async move { ours.layer(&source, layer, &allowance).await });
+        while theirs.strong_count() < Some(2) {
+            tokio::task::yield_now().await;
+        }
+        fail.send(Err(Cause::Relative)).unwrap();
+        ours.await.unwrap().unwrap();
+        assert!(disk.layer_path(digest).join("fs").is_dir());
+    }
+}

@@ -44,6 +44,18 @@ async fn an_image_that_cannot_be_used_here_says_why() {
     let error = text(&store.ensure(&index, None).await.unwrap_err());
     assert!(error.contains("linux/riscv64") && error.contains(&index.to_string()), "{error}");
 
+    let config = &serde_json::from_slice::<serde_json::Value>(&manifest).unwrap()["config"]["digest"];
+    for (what, digest) in
+        [("config", &config.as_str().unwrap()["sha256:".len()..]), ("manifest", &good.digest().to_string())]
+    {
+        let path = layout_path.join("blobs/sha256").join(digest);
+        let intact = fs::read(&path).unwrap();
+        fs::write(&path, [&intact[..], b" "].concat()).unwrap();
+        let error = store.ensure(&good, None).await.unwrap_err();
+        assert!(matches!(error.cause, Cause::Digest { what: told, .. } if told == what), "{}", text(&error));
+        fs::write(&path, intact).unwrap();
+    }
+
     let absent = layout.reference(sha256(b"absent"));
     assert!(matches!(store.ensure(&absent, None).await.unwrap_err().cause, Cause::Missing { .. }));
     let relative = Reference::parse(&format!("oci-layout:layout@sha256:{}", good.digest())).unwrap();

@@ -24,6 +24,12 @@ use crate::runtime;
 /// An unused connection to an actor is soon closed: an open one counts as use, and keeps the actor from being frozen.
 const WORKER_IDLE: Duration = Duration::from_millis(200);
 
+/// How long requests that are under way may take to end before they are cut.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// By then everything has been cut; a client that does not answer is not waited for.
+const LAST_REQUESTS: Duration = Duration::from_secs(12);
+
 /// The socket of the API in the data directory.
 pub(crate) const API_SOCKET: &str = "api.sock";
 
@@ -98,7 +104,8 @@ impl Machine {
         let shutdown = CancellationToken::new();
         let mut serving = tokio::task::JoinSet::new();
         let (updates, updated) = mpsc::channel(64);
-        let router = ate_router::RouterConfig { worker_idle_timeout: WORKER_IDLE, ..Default::default() };
+        let router =
+            ate_router::RouterConfig { worker_idle_timeout: WORKER_IDLE, shutdown_grace: GRACE, ..Default::default() };
         let activator = Arc::new(InProcess(Arc::clone(&control)));
         let routing = ate_router::serve(vec![actors], router, activator, updated, Arc::default(), shutdown.clone());
         serving.spawn(async move { Ok(routing.await) });
@@ -118,6 +125,7 @@ impl Machine {
         tokio::spawn(async move { listener.listen(from, events).await });
         tokio::spawn(Arc::clone(&node).report_regularly());
         tokio::spawn(keep_pools(Arc::clone(&control), Arc::clone(&node)));
+        tokio::spawn(Arc::clone(&node).keep_workers());
         control.start_controllers();
         eprintln!("ate dev is up, all state in {}", directory.display());
         eprintln!("  actors  http://<actor>.<atespace>.localhost:{}/", actors_at.port());
@@ -134,7 +142,10 @@ impl Machine {
         }
         self.control.stop().await;
         self.node.stop().await;
-        while self.serving.join_next().await.is_some() {}
+        let served = async { while self.serving.join_next().await.is_some() {} };
+        if tokio::time::timeout(LAST_REQUESTS, served).await.is_err() {
+            eprintln!("some connections did not end in time and were cut");
+        }
         let store = Arc::clone(&self.store);
         tokio::task::spawn_blocking(move || store.close()).await?;
         Ok(())
@@ -193,23 +204,22 @@ async fn ship(control: &Control, config: ate_object::SandboxConfig) -> anyhow::R
     Ok(())
 }
 
-/// Gives every pool its workers, and again whenever the catalog changes.
+/// Tells the node which pools there are, and again whenever the catalog changes.
 async fn keep_pools(control: Arc<Control>, node: Arc<Node>) {
     let mut changes = control.catalog_changes();
     loop {
-        let pools: Vec<Pool> = control
-            .pools()
-            .iter()
-            .map(|pool| Pool {
-                key: pool.metadata.key(),
-                workers: pool.spec.replicas,
-                memory_limit: pool.spec.memory_limit_bytes(),
-                cpu_limit_millis: pool.spec.cpu_limit_millis(),
-            })
-            .collect();
-        if let Err(error) = node.set_pools(&pools).await {
-            tracing::error!(%error, "workers could not be started");
-        }
+        let pools = control.pools();
+        node.set_pools(
+            pools
+                .iter()
+                .map(|pool| Pool {
+                    key: pool.metadata.key(),
+                    workers: pool.spec.replicas,
+                    memory_limit: pool.spec.memory_limit_bytes(),
+                    cpu_limit_millis: pool.spec.cpu_limit_millis(),
+                })
+                .collect(),
+        );
         if changes.changed().await.is_err() {
             return;
         }

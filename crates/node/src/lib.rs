@@ -86,6 +86,9 @@ pub struct Node {
     workers: Mutex<HashMap<WorkerUid, Arc<workers::Handle>>>,
     /// Images that workers have given up and that are not stored yet.
     captured: Mutex<HashMap<ate_name::OpId, orders::InHand>>,
+    pools: tokio::sync::watch::Sender<Vec<Pool>>,
+    /// A worker is gone that should be there.
+    missing: tokio::sync::Notify,
     turns: tokio::sync::Semaphore,
     events: mpsc::Sender<NodeEvent>,
     tasks: tokio_util::task::TaskTracker,
@@ -109,6 +112,8 @@ impl Node {
             logs: Logs::open(&directory("logs")),
             workers: Mutex::default(),
             captured: Mutex::default(),
+            pools: tokio::sync::watch::Sender::new(Vec::new()),
+            missing: tokio::sync::Notify::new(),
             turns: tokio::sync::Semaphore::new(config.activations_at_once),
             events,
             tasks: tokio_util::task::TaskTracker::new(),

@@ -24,7 +24,7 @@ use tokio::sync::mpsc;
 use crate::Node;
 use crate::boxes::Blueprint;
 use crate::snapshots::{SnapshotError, Unsaved, image_names};
-use crate::workers::Handle;
+use crate::workers::{Handle, Memo};
 
 /// The only platform there is; it is written down because a snapshot depends on it.
 const PLATFORM: &str = "systrap";
@@ -124,6 +124,8 @@ impl Node {
             ports: order.workload.ports.iter().map(|port| port.number).collect(),
             egress: order.workload.egress.clone(),
             freeze_after: order.workload.freeze_after,
+            memo: serde_json::to_value(Memo { runtime: blueprint.runtime.clone(), workload: order.workload.clone() })
+                .expect("plain data"),
         }));
         handle.host(&order.identity, &blueprint.runtime, &order.workload);
         let answer = handle.link.call(command, &link::borrowed(&fds)).await;

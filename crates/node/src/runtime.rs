@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use ate_name::Digest;
 use ate_orders::RuntimeAsset;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 
 #[derive(Debug)]
 pub(crate) struct Runtimes {
@@ -16,7 +17,7 @@ pub(crate) struct Runtimes {
 }
 
 /// A runtime on disk.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RuntimeDir {
     pub(crate) path: PathBuf,
     /// What the runtime calls its own build.

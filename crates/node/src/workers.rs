@@ -27,6 +27,10 @@ const REPORT_EVERY: Duration = Duration::from_millis(500);
 /// How long a worker may take to end its boxes when told to stop.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 
+/// After a worker that could not be started, the next try; doubles each time, this often.
+const RESTART_FIRST: Duration = Duration::from_millis(250);
+const RESTART_STEPS: u32 = 7;
+
 /// What is written down of a worker, to find it again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Birth {
@@ -34,6 +38,13 @@ pub(crate) struct Birth {
     pub(crate) pool: ObjectKey,
     pub(crate) pod: String,
     pub(crate) pid: u32,
+}
+
+/// What the node must know of an actor to take it out of its worker again. The worker keeps it for the next node.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Memo {
+    pub(crate) runtime: RuntimeDir,
+    pub(crate) workload: Workload,
 }
 
 #[derive(Debug)]
@@ -167,6 +178,9 @@ impl Node {
         for kind in &report.warm {
             handle.add_box(kind);
         }
+        if let (Some(hosted), Ok(memo)) = (&report.hosted, serde_json::from_value::<Memo>(report.memo)) {
+            handle.host(&hosted.identity, &memo.runtime, &memo.workload);
+        }
         self.workers.lock().insert(birth.uid, Arc::clone(&handle));
         self.tasks.spawn(Arc::clone(self).follow(Arc::clone(&handle), events));
         Ok(handle)
@@ -192,17 +206,46 @@ impl Node {
         self.workers.lock().remove(&worker);
         self.clean_up(Some(&handle.birth), &handle.directory);
         let _ = self.events.send(NodeEvent::WorkerGone { worker }).await;
+        self.missing.notify_one();
     }
 
-    /// Brings each pool to its number of workers.
-    pub async fn set_pools(self: &Arc<Self>, pools: &[Pool]) -> Result<(), NodeError> {
-        let present: Vec<Arc<Handle>> = self.workers.lock().values().cloned().collect();
+    /// Says which pools this node should have workers for. See [`Node::keep_workers`].
+    pub fn set_pools(&self, pools: Vec<Pool>) {
+        self.pools.send_replace(pools);
+    }
+
+    /// Brings each pool to its number of workers, and again when the number changes or a worker is gone, for as long as
+    /// this is polled. Workers that keep dying are started anew ever more slowly.
+    pub async fn keep_workers(self: Arc<Self>) {
+        let mut pools = self.pools.subscribe();
+        let mut failures = 0;
+        loop {
+            let wanted = pools.borrow_and_update().clone();
+            let wait = match self.fill(&wanted).await {
+                Ok(()) => {
+                    failures = 0;
+                    None
+                }
+                Err(error) => {
+                    tracing::error!(%error, "a worker could not be started");
+                    failures = (failures + 1).min(RESTART_STEPS);
+                    Some(RESTART_FIRST * 2_u32.pow(failures))
+                }
+            };
+            tokio::select! {
+                () = self.stopping.cancelled() => return,
+                changed = pools.changed() => if changed.is_err() { return },
+                () = self.missing.notified() => {}
+                () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => {}
+            }
+        }
+    }
+
+    async fn fill(self: &Arc<Self>, pools: &[Pool]) -> Result<(), NodeError> {
         for pool in pools {
-            let mut have: BTreeSet<String> = present
-                .iter()
-                .filter(|handle| handle.birth.pool == pool.key)
-                .map(|handle| handle.birth.pod.clone())
-                .collect();
+            let here = |handle: &&Arc<Handle>| handle.birth.pool == pool.key;
+            let mut have: BTreeSet<String> =
+                self.workers.lock().values().filter(here).map(|handle| handle.birth.pod.clone()).collect();
             let mut index = 0;
             while have.len() < pool.workers as usize {
                 let pod = format!("{}-{index}", pool.key.name);
@@ -327,7 +370,9 @@ impl Node {
         })
         .await;
         self.tasks.close();
-        self.tasks.wait().await;
+        if tokio::time::timeout(STOP_WITHIN, self.tasks.wait()).await.is_err() {
+            tracing::warn!("the node still waits for a worker that is gone");
+        }
     }
 }
 

@@ -37,6 +37,12 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 /// Saving and loading grow with memory: about 0.6 s/GB here, so this is room for a hundred GB.
 const IMAGE_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// A control server that is there answers a question at once.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+
+/// Between the end of a sandbox's process and the news of how its workload ended, both on their way to us.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+
 #[derive(Debug)]
 pub struct GvisorDriver {
     runsc: PathBuf,
@@ -236,22 +242,27 @@ impl GvisorBox {
         let (exit, sandbox, cgroup, id) =
             (self.exit.clone(), self.sandbox.clone(), self.cgroup.clone(), self.id.clone());
         let task = tokio::spawn(async move {
-            if started && let Ok(status) = control.call("containerManager.Wait", &json!(id), &[]).await {
-                exit.send_if_modified(|known| {
-                    known.is_none() && {
-                        *known = Some(from_status(status));
-                        true
-                    }
-                });
-            }
-            sandbox.exited().await;
-            let killed = match cgroup {
-                Some(cgroup) if cgroup.oom_kills() > 0 => Exit::OutOfMemory,
-                _ => Exit::Killed,
+            let status = async {
+                if !started {
+                    return std::future::pending().await;
+                }
+                match workload_status(&control, &id, &sandbox).await {
+                    Some(status) => from_status(status),
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::pin!(status);
+            let ended = tokio::select! {
+                exit = &mut status => exit,
+                _ = sandbox.exited() => match tokio::time::timeout(LAST_WORDS, &mut status).await {
+                    Ok(exit) => exit,
+                    Err(_) if cgroup.is_some_and(|cgroup| cgroup.oom_kills() > 0) => Exit::OutOfMemory,
+                    Err(_) => Exit::Killed,
+                },
             };
             exit.send_if_modified(|known| {
                 known.is_none() && {
-                    *known = Some(killed);
+                    *known = Some(ended);
                     true
                 }
             });
@@ -261,6 +272,21 @@ impl GvisorBox {
             earlier.abort();
         }
     }
+}
+
+/// Waits for the workload's first process. `None` if the sandbox went away without a word.
+///
+/// A restore replaces the server behind the control socket, and a connection made while it does is never answered: so the
+/// connection first has to show that somebody listens.
+async fn workload_status(control: &Control, id: &str, sandbox: &Spawned) -> Option<u32> {
+    let id = json!(id);
+    while !sandbox.has_exited() {
+        let state = control.call::<_, IgnoredAny>("containerManager.ContainerRuntimeState", &id, &[]);
+        if let Ok(Ok(IgnoredAny)) = tokio::time::timeout(ANSWERS_WITHIN, state).await {
+            return control.call("containerManager.Wait", &id, &[]).await.ok();
+        }
+    }
+    None
 }
 
 /// A wait status as Linux packs it.

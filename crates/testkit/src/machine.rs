@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ate_proto::ate::v1::substrate_client::SubstrateClient;
-use ate_proto::ate::v1::{ApplyRequest, GetInfoRequest, GetObjectRequest};
+use ate_proto::ate::v1::{ApplyRequest, GetHistoryRequest, GetInfoRequest, GetObjectRequest, HistoryEntry};
 use ate_proto::ateapi::control_client::ControlClient;
 use ate_proto::ateapi::{ActorRef, CreateActorRequest, CreateAtespaceRequest};
 use hyper_util::rt::TokioIo;
@@ -204,6 +204,26 @@ spec:
         Reply::parse(&body)
     }
 
+    pub async fn history(&self, atespace: &str, name: &str) -> Vec<HistoryEntry> {
+        let request = GetHistoryRequest { atespace: atespace.into(), name: name.into() };
+        self.substrate().get_history(request).await.expect("the actor is there").into_inner().entries
+    }
+
+    /// The processes of the workers, as written down by the node.
+    pub fn worker_pids(&self) -> Vec<u32> {
+        let workers = std::fs::read_dir(self.data().join("node/workers")).into_iter().flatten().flatten();
+        let birth = |path: PathBuf| -> Option<u32> {
+            let birth: serde_json::Value =
+                serde_json::from_slice(&std::fs::read(path.join("worker.json")).ok()?).ok()?;
+            u32::try_from(birth["pid"].as_u64()?).ok()
+        };
+        workers.filter_map(|entry| birth(entry.path())).collect()
+    }
+
+    pub fn kill_process(pid: u32) {
+        signal(pid, rustix::process::Signal::KILL);
+    }
+
     /// As Ctrl-C does; waits for the end and checks that it was a good one.
     pub async fn stop(&mut self) {
         self.channel = None;
@@ -232,12 +252,8 @@ impl Drop for Machine {
         for command in crate::Leaks::of(self.directory.path(), None).processes {
             eprintln!("still running after the test: {command}");
         }
-        for entry in std::fs::read_dir(self.data().join("node/workers")).into_iter().flatten().flatten() {
-            let birth = std::fs::read(entry.path().join("worker.json")).unwrap_or_default();
-            let birth: serde_json::Value = serde_json::from_slice(&birth).unwrap_or_default();
-            if let Some(pid) = birth["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()) {
-                signal(pid, rustix::process::Signal::KILL);
-            }
+        for pid in self.worker_pids() {
+            signal(pid, rustix::process::Signal::KILL);
         }
         if std::thread::panicking() {
             eprintln!("--- ate dev said:\n{}", self.logged());

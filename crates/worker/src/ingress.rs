@@ -17,6 +17,9 @@ const PREFACE_WITHIN: Duration = Duration::from_secs(5);
 /// The actor's port is in the next namespace; a handshake that takes longer means that nothing will come.
 const DIAL_WITHIN: Duration = Duration::from_secs(5);
 
+/// Between the moment a workload stops listening and the news that it has ended.
+const ENDING_WITHIN: Duration = Duration::from_millis(500);
+
 /// Per direction. Large enough for bulk transfers, small enough for ten thousand idle connections.
 const SPLICE_BUFFER: usize = 16 << 10;
 
@@ -69,7 +72,10 @@ async fn connection(worker: &Worker, mut router: UnixStream) {
         return;
     }
     let Some(mut actor) = dial(preface.port).await else {
-        let _ = Verdict::Refused.send(&mut router).await;
+        // Nobody listens: because the workload does not, or because it is just coming to its end.
+        let ending = tokio::time::timeout(ENDING_WITHIN, tenant.sandbox.ended()).await.is_ok();
+        let verdict = if ending { Verdict::Draining } else { Verdict::Refused };
+        let _ = verdict.send(&mut router).await;
         return;
     };
     if Verdict::Accepted.send(&mut router).await.is_err() {

@@ -92,6 +92,8 @@ pub struct Activate {
     pub ports: Vec<u16>,
     pub egress: Vec<EgressRule>,
     pub freeze_after: Option<Duration>,
+    /// What the node wants to be told again if it comes back after a crash; nothing to the worker.
+    pub memo: serde_json::Value,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -150,6 +152,8 @@ pub struct Report {
     pub worker: WorkerUid,
     pub build: String,
     pub hosted: Option<Hosted>,
+    /// The node's own words about whoever is hosted.
+    pub memo: serde_json::Value,
     pub warm: Vec<BoxKind>,
 }
 

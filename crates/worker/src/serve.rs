@@ -196,6 +196,7 @@ impl Worker {
             worker: self.config.uid,
             build: self.config.build.clone(),
             hosted: slot.tenant.as_ref().map(|tenant| tenant.hosted()),
+            memo: slot.tenant.as_ref().map(|tenant| tenant.memo.clone()).unwrap_or_default(),
             warm: slot.warm.iter().filter(|(_, boxes)| !boxes.is_empty()).map(|(kind, _)| kind.clone()).collect(),
         }
     }
@@ -298,7 +299,8 @@ impl Worker {
         };
         match self.bring_up(&activate, &warm, fds).await {
             Ok(phases) => {
-                let tenant = Tenant::new(activate.identity, warm.sandbox, activate.ports, activate.egress);
+                let tenant =
+                    Tenant::new(activate.identity, warm.sandbox, activate.ports, activate.egress, activate.memo);
                 let mut slot = self.slot.lock();
                 slot.directories = Some(warm.directories);
                 slot.sink = warm.sink;

@@ -18,6 +18,7 @@ pub(crate) struct Tenant {
     pub(crate) sandbox: Box<dyn Sandbox>,
     pub(crate) ports: Vec<u16>,
     pub(crate) egress: Vec<EgressRule>,
+    pub(crate) memo: serde_json::Value,
     /// Held by whoever changes the mode, for as long as the change takes.
     mode: tokio::sync::Mutex<Mode>,
     /// What the mode was last known to be, for those who only look.
@@ -58,12 +59,14 @@ impl Tenant {
         sandbox: Box<dyn Sandbox>,
         ports: Vec<u16>,
         egress: Vec<EgressRule>,
+        memo: serde_json::Value,
     ) -> Arc<Self> {
         Arc::new(Self {
             identity,
             sandbox,
             ports,
             egress,
+            memo,
             mode: tokio::sync::Mutex::new(Mode::Running),
             frozen: AtomicBool::new(false),
             leaving: AtomicBool::new(false),

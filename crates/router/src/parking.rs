@@ -144,3 +144,61 @@ impl Drop for Slot<'_> {
         lock(&self.flights.aloft).remove(self.key);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ate_name::{ActorUid, ObjectKey};
+    use tokio::sync::Notify;
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+    use crate::assignment::{Assignment, Endpoint};
+    use crate::config::RouterConfig;
+
+    /// Silent the first time.
+    struct Slow;
+
+    #[async_trait::async_trait]
+    impl Activator for Slow {
+        async fn activate(
+            &self,
+            key: &ActorKey,
+            stale: Option<Generation>,
+            deadline: Instant,
+        ) -> Result<Assignment, ActivateError> {
+            assert_eq!(stale, None);
+            if deadline < Instant::now() + Duration::from_secs(15) {
+                std::future::pending::<()>().await;
+            }
+            Ok(Assignment {
+                key: key.clone(),
+                uid: ActorUid::from_random([1; 16]),
+                generation: Generation::new(1),
+                endpoint: Endpoint::Unix("/nowhere".into()),
+                ports: Vec::new(),
+                template: ObjectKey::new("demo", "slow"),
+            })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flight_that_ends_at_anothers_deadline_does_not_end_ours() {
+        let stats = Arc::<Stats>::default();
+        let drivers = TaskTracker::new();
+        let pool = Arc::new(Pool { config: RouterConfig::default(), stats, drivers, crowded: Notify::new() });
+        let routes = Arc::new(Routes::new(pool.clone()));
+        let (activator, kill) = (Arc::new(Slow), CancellationToken::new());
+        let flights = Arc::new(Flights { activator, routes, pool: pool.clone(), kill, aloft: Mutex::default() });
+        let key = ActorKey::parse("space", "a").unwrap();
+        let now = Instant::now();
+        let (hasty, patient) = tokio::join!(
+            flights.route(&key, now + Duration::from_secs(10)),
+            flights.route(&key, now + Duration::from_secs(30)),
+        );
+        assert_eq!(hasty.err(), Some(Failure::Activate(ActivateError::DeadlineExceeded)));
+        assert!(patient.is_ok());
+        assert_eq!(pool.stats.activations.load(Ordering::Relaxed), 2);
+    }
+}

@@ -11,6 +11,20 @@ use tokio::sync::Semaphore;
 
 use crate::support::*;
 
+/// Answers as often as there are permits.
+fn gated() -> (Arc<Semaphore>, Workload) {
+    let gate = Arc::new(Semaphore::new(0));
+    let held = gate.clone();
+    let answer = move |_| {
+        let held = held.clone();
+        async move {
+            held.acquire().await.unwrap().forget();
+            Ok(Response::new(body("done")))
+        }
+    };
+    (gate, workload(answer))
+}
+
 #[tokio::test]
 async fn requests_one_after_another_share_a_connection() {
     let worker = Worker::tcp(whoami()).await;
@@ -33,6 +47,22 @@ async fn a_new_generation_closes_the_connections_of_the_old() {
     router.tell(Update::Assigned(new.host("a", 2))).await;
     until("the old one is closed", || old.open.load(Ordering::SeqCst) == 0).await;
     router.get("a", "/").await.is(200, "a 2");
+}
+
+#[tokio::test]
+async fn an_answer_under_way_when_its_generation_ends_is_the_last_of_its_connection() {
+    let (gate, workload) = gated();
+    let (old, new) = (Worker::tcp(workload).await, Worker::tcp(whoami()).await);
+    let router = Router::start(Control::never()).await;
+    router.tell(Update::Assigned(old.host("a", 1))).await;
+    let replace = async {
+        until("it is under way", || old.open.load(Ordering::SeqCst) == 1).await;
+        router.tell(Update::Assigned(new.host("a", 2))).await;
+        gate.add_permits(1);
+    };
+    let (answer, ()) = tokio::join!(router.get("a", "/"), replace);
+    answer.is(200, "done");
+    until("the old one is closed", || old.open.load(Ordering::SeqCst) == 0).await;
 }
 
 /// Answers the first request of each connection, and hangs up on the second when it has read it.
@@ -86,16 +116,8 @@ async fn a_connection_closed_while_unused_is_noticed_even_for_requests_that_may_
 
 #[tokio::test]
 async fn connections_to_one_actor_are_bounded() {
-    let gate = Arc::new(Semaphore::new(0));
-    let held = gate.clone();
-    let worker = Worker::tcp(workload(move |_| {
-        let held = held.clone();
-        async move {
-            held.acquire().await.unwrap().forget();
-            Ok(Response::new(body("done")))
-        }
-    }))
-    .await;
+    let (gate, workload) = gated();
+    let worker = Worker::tcp(workload).await;
     let config = RouterConfig { max_connections_per_actor: 2, ..RouterConfig::default() };
     let router = Router::with(Control::fixed([worker.host("a", 1)]), config).await;
     let busy = async { join_all((0..2).map(|_| router.get("a", "/"))).await };
@@ -116,7 +138,8 @@ async fn unused_connections_are_bounded_over_all_actors() {
         let actor = worker.host(&format!("actor-{number}"), 1);
         workers.push((worker, actor));
     }
-    let config = RouterConfig { max_idle_connections: 4, ..RouterConfig::default() };
+    let never = Duration::from_secs(1 << 20);
+    let config = RouterConfig { max_idle_connections: 4, worker_idle_timeout: never, ..RouterConfig::default() };
     let router = Router::with(Control::fixed(workers.iter().map(|(_, actor)| actor.clone())), config).await;
     let open = || workers.iter().map(|(worker, _)| worker.open.load(Ordering::SeqCst)).sum::<u64>();
     for (_, actor) in &workers {

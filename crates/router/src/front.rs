@@ -12,6 +12,7 @@ use http::header::HeaderValue;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use rustix::net::sockopt::{set_socket_keepalive, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep};
@@ -119,6 +120,15 @@ pub(crate) async fn accept(
     }
 }
 
+/// No waiting for more to send, and a peer that vanished without a word is noticed in a minute, not never.
+pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    set_socket_keepalive(stream, true)?;
+    set_tcp_keepidle(stream, Duration::from_secs(30))?;
+    set_tcp_keepintvl(stream, Duration::from_secs(10))?;
+    Ok(set_tcp_keepcnt(stream, 3)?)
+}
+
 fn builder(config: &RouterConfig) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().max_buf_size(config.max_head_bytes);
@@ -140,7 +150,7 @@ async fn converse(
     client: Arc<Client>,
     shutdown: CancellationToken,
 ) {
-    if stream.set_nodelay(true).is_err() {
+    if prepare(&stream).is_err() {
         return;
     }
     let service = service_fn(|request| {

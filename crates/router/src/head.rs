@@ -232,12 +232,6 @@ mod tests {
     }
 
     #[test]
-    fn cookie_crumbs_become_one_cookie() {
-        let kept = rewritten(Version::HTTP_2, &[("cookie", "a=1"), ("cookie", "b=2")]);
-        assert_eq!(kept[0], ("cookie".into(), "a=1; b=2".into()));
-    }
-
-    #[test]
     fn only_grpc_proper_over_http2_is_grpc() {
         for (version, content_type, expected) in [
             (Version::HTTP_2, "application/grpc", true),
@@ -249,16 +243,5 @@ mod tests {
         ] {
             assert_eq!(is_grpc(&parts(version, &[("content-type", content_type)])), expected, "{content_type}");
         }
-    }
-
-    #[test]
-    fn the_target_takes_the_form_of_the_protocol() {
-        let host = HeaderValue::from_static("a.b.localhost:81");
-        let mut request = Request::from_parts(parts(Version::HTTP_2, &[]), ());
-        shape_for_http1(&mut request, &host);
-        assert_eq!((request.uri().to_string().as_str(), &request.headers()[HOST]), ("/x?y", &host));
-        shape_for_http2(&mut request, &host);
-        assert_eq!(request.uri(), "http://a.b.localhost:81/x?y");
-        assert!(!request.headers().contains_key(HOST));
     }
 }

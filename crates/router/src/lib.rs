@@ -5,6 +5,9 @@
 //! wait, and the request goes where that leads. Every connection to a worker opens with a preface naming actor and
 //! generation, so being wrong about where an actor is costs a retry and never somebody else's answer.
 //!
+//! Bodies, trailers and protocol switches pass as they come; interim (1xx) answers of a workload do not, because our
+//! HTTP server cannot send them. `100 Continue` is said when a body is first wanted, which is after parking.
+//!
 //! ```text
 //!   client ─▶ front ─▶ exchange ──────────▶ upstream ═══ preface ═══▶ worker ─▶ actor
 //!            limits    target, heads        Route: one actor, one generation,

@@ -87,16 +87,20 @@ impl Routes {
     }
 
     /// Closes connections to workers that have not been used for a while, and the least recently used when there are
-    /// too many. Never returns.
+    /// too many. Forgets routes that were given up. Never returns.
     pub(crate) async fn tend(&self) {
         let idle_timeout = self.pool.config.worker_idle_timeout;
         let mut ticks = tokio::time::interval((idle_timeout / 2).max(Duration::from_millis(1)));
         loop {
-            let crowded = tokio::select! {
-                _ = ticks.tick() => false,
-                () = self.pool.crowded.notified() => true,
+            let since = tokio::select! {
+                () = self.pool.crowded.notified() => self.median_idle(),
+                _ = ticks.tick() => {
+                    // Until now they kept late news of the same generation from being believed.
+                    let _writing = lock(&self.writing);
+                    self.routes.pin().retain(|_, route| route.is_live());
+                    Instant::now().checked_sub(idle_timeout)
+                }
             };
-            let since = if crowded { self.median_idle() } else { Instant::now().checked_sub(idle_timeout) };
             if let Some(since) = since {
                 self.routes.pin().values().for_each(|route| route.close_idle(since));
             }

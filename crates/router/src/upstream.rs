@@ -27,6 +27,7 @@ use tokio_util::task::TaskTracker;
 use crate::assignment::{Assignment, Endpoint, Port, Protocol};
 use crate::body::Upload;
 use crate::config::RouterConfig;
+use crate::front::prepare;
 use crate::head::is_idempotent;
 use crate::stats::{Histogram, Stats};
 
@@ -182,6 +183,9 @@ impl Route {
                     Err(reason) => return Err(SendError::NotSent(Box::new(request), reason)),
                 },
             };
+            if used {
+                self.pool.stats.reuses.fetch_add(1, Ordering::Relaxed);
+            }
             let copy = if used { repeatable(&request) } else { None };
             let sent = match connection {
                 Connection::Http1(mut connection) => match connection.sender.try_send_request(request).await {
@@ -193,12 +197,7 @@ impl Route {
                 }
             };
             match sent {
-                Ok(answered) => {
-                    let stats = &self.pool.stats;
-                    let counter = if used { &stats.reuses } else { &stats.connects };
-                    counter.fetch_add(1, Ordering::Relaxed);
-                    return Ok(answered);
-                }
+                Ok(answered) => return Ok(answered),
                 // Connections die together: where one was closed, the next is a new one.
                 Err(error) => request = unsent(error, copy, used)?,
             }
@@ -229,7 +228,7 @@ impl Route {
                 }
                 Endpoint::Tcp(address) => {
                     let stream = TcpStream::connect(address).await?;
-                    stream.set_nodelay(true)?;
+                    prepare(&stream)?;
                     self.open(stream, preface, protocol, permit, lane).await
                 }
             }
@@ -250,6 +249,7 @@ impl Route {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         offer(&mut stream, &preface).await?;
+        self.pool.stats.connects.fetch_add(1, Ordering::Relaxed);
         let stream = TokioIo::new(stream);
         let max_head = self.pool.config.max_head_bytes;
         match protocol {

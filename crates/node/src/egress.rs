@@ -1,2 +1,99 @@
-//! Connections out of actors, dialled here where policy allows. The worker has checked the template's rules; this side
-//! checks them again and refuses what no rule may allow: the host itself, its neighbours by link, its metadata service.
+//! Connections out of actors. A worker has no way out of its namespace; it asks here, and the node dials.
+//!
+//! ```text
+//!   worker → node   "203.0.113.7:443\n"        node → worker   1 connected, 0 not;  then bytes both ways
+//! ```
+//! The worker has checked the template's rules. The node checks them again, for it alone knows which actor is there, and
+//! refuses what no rule may allow: the host itself, and what only the host can see.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, copy_bidirectional};
+use tokio::net::{TcpStream, UnixListener, UnixStream};
+
+use crate::workers::Handle;
+
+/// An address is far shorter.
+const MAX_REQUEST: u64 = 128;
+
+/// The worker asks at once; whoever does not is no worker.
+const ASK_WITHIN: Duration = Duration::from_secs(5);
+
+/// A peer that has not answered by then is not there.
+const DIAL_WITHIN: Duration = Duration::from_secs(20);
+
+/// Serves one worker for as long as it is polled.
+pub(crate) async fn serve(handle: Arc<Handle>, listener: UnixListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let handle = Arc::clone(&handle);
+                tokio::spawn(async move {
+                    let _ = connection(&handle, stream).await;
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot take a worker's connection");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+async fn connection(handle: &Handle, stream: UnixStream) -> std::io::Result<()> {
+    let mut worker = BufReader::new(stream);
+    let mut line = String::new();
+    let mut first = (&mut worker).take(MAX_REQUEST);
+    tokio::time::timeout(ASK_WITHIN, first.read_line(&mut line)).await.map_err(std::io::Error::other)??;
+    let allowed = line.trim_end().parse::<SocketAddr>().ok().filter(|to| handle.may_connect(*to) && !is_own(to.ip()));
+    let peer = match allowed {
+        Some(to) => tokio::time::timeout(DIAL_WITHIN, TcpStream::connect(to)).await.ok().and_then(Result::ok),
+        None => None,
+    };
+    worker.get_mut().write_u8(peer.is_some().into()).await?;
+    if let Some(mut peer) = peer {
+        copy_bidirectional(&mut worker, &mut peer).await?;
+    }
+    Ok(())
+}
+
+/// The host itself, its neighbours by link (the metadata service is one), and addresses that mean nobody in particular.
+fn is_own(address: IpAddr) -> bool {
+    let address = address.to_canonical();
+    let special = match address {
+        IpAddr::V4(a) => a.is_loopback() || a.is_link_local() || a.is_unspecified() || a.is_multicast() || a.is_broadcast(),
+        IpAddr::V6(a) => a.is_loopback() || a.is_unicast_link_local() || a.is_unspecified() || a.is_multicast(),
+    };
+    special || host_addresses().contains(&address)
+}
+
+/// Read each time: addresses come and go, and connections are rare.
+fn host_addresses() -> HashSet<IpAddr> {
+    let interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
+    let address = |storage: nix::sys::socket::SockaddrStorage| {
+        let v4 = storage.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+        v4.or_else(|| storage.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
+    };
+    interfaces.filter_map(|interface| address(interface.address?)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_host_is_out_of_reach() {
+        for own in ["127.0.0.1", "127.8.9.10", "::1", "169.254.169.254", "fe80::1", "0.0.0.0", "::", "224.0.0.1", "::ffff:127.0.0.1"] {
+            assert!(is_own(own.parse().unwrap()), "{own}");
+        }
+        for address in host_addresses() {
+            assert!(is_own(address), "{address}");
+        }
+        for other in ["203.0.113.7", "2001:db8::1"] {
+            assert!(!is_own(other.parse().unwrap()), "{other}");
+        }
+    }
+}

@@ -96,6 +96,12 @@ impl Handle {
         self.state.lock().tenant = None;
     }
 
+    /// Whether the actor that is here now may connect there.
+    pub(crate) fn may_connect(&self, to: std::net::SocketAddr) -> bool {
+        let state = self.state.lock();
+        state.tenant.as_ref().is_some_and(|(_, _, workload)| workload.egress.iter().any(|rule| rule.allows(to)))
+    }
+
     fn ingress(&self) -> PathBuf {
         self.directory.join("link").join(ate_worker::INGRESS_SOCKET)
     }
@@ -181,8 +187,17 @@ impl Node {
         if let (Some(hosted), Ok(memo)) = (&report.hosted, serde_json::from_value::<Memo>(report.memo)) {
             handle.host(&hosted.identity, &memo.runtime, &memo.workload);
         }
+        let egress = directory.join("link").join(ate_worker::EGRESS_SOCKET);
+        let _ = std::fs::remove_file(&egress);
+        let egress = tokio::net::UnixListener::bind(&egress).map_err(NodeError::io("listen for a worker's connections"))?;
         self.workers.lock().insert(birth.uid, Arc::clone(&handle));
-        self.tasks.spawn(Arc::clone(self).follow(Arc::clone(&handle), events));
+        let (node, followed) = (Arc::clone(self), Arc::clone(&handle));
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = Arc::clone(&node).follow(Arc::clone(&followed), events) => {}
+                () = crate::egress::serve(followed, egress) => {}
+            }
+        });
         Ok(handle)
     }
 

@@ -1,0 +1,134 @@
+use std::path::PathBuf;
+
+use ate_object::{DEFAULT_NAMESPACE, Kind, Object};
+use ate_proto::ate::v1::DeleteObjectRequest;
+use ate_proto::ateapi::{DeleteActorRequest, DeleteAtespaceRequest};
+
+use crate::errors::CliError;
+use crate::get::object_namespace;
+use crate::manifests;
+use crate::session::{Session, Target};
+use crate::words::Noun;
+
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ate delete [actor] <NAME> -a <ATESPACE>
+       ate delete <KIND> <NAME> [-n <NAMESPACE>]
+       ate delete -f <FILE>...")]
+#[command(after_help = "Examples:
+  ate delete my-actor -a demo
+  ate delete atespace demo
+  ate delete template counter -n default
+  ate delete -f demos/counter/")]
+pub struct DeleteArgs {
+    /// What to delete; an actor if only a name is given
+    #[arg(value_name = "[KIND] NAME", num_args = 1..=2, required_unless_present = "file")]
+    words: Vec<String>,
+    /// The atespace that the actor lives in
+    #[arg(short, long)]
+    atespace: Option<String>,
+    /// The namespace of the template or pool [default: default]
+    #[arg(short, long)]
+    namespace: Option<String>,
+    /// Delete what this file or directory declares; - reads standard input; may be repeated
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["words", "atespace"])]
+    file: Vec<PathBuf>,
+}
+
+pub(crate) async fn run(args: DeleteArgs, session: &mut Session<'_>) -> Result<(), CliError> {
+    if !args.file.is_empty() {
+        return declared(args, session).await;
+    }
+    let (noun, name) = named(&args.words)?;
+    let said = match noun {
+        Noun::Actors => {
+            let atespace = args
+                .atespace
+                .ok_or_else(|| CliError::Usage(format!("in which atespace is actor {name:?}? Name it with -a")))?;
+            let actor_ref = Some(session.actor(&atespace, &name));
+            let answer = session.control.delete_actor(DeleteActorRequest { actor_ref }).await;
+            session.answer(answer)?;
+            format!("actor {name:?} deleted\n")
+        }
+        Noun::Atespaces => {
+            session.target = Some(Target::Atespace { name: name.clone() });
+            let answer = session.control.delete_atespace(DeleteAtespaceRequest { name: name.clone() }).await;
+            session.answer(answer)?;
+            format!("atespace {name:?} deleted\n")
+        }
+        Noun::Objects(kind) => {
+            let namespace = object_namespace(kind, args.namespace);
+            return object(session, kind, namespace, name).await;
+        }
+        Noun::Workers => {
+            return Err(CliError::Usage("workers come and go with their pool: change its replicas".to_owned()));
+        }
+    };
+    session.terminal.write(said)
+}
+
+/// `NAME`, `KIND NAME` or `KIND/NAME`.
+fn named(words: &[String]) -> Result<(Noun, String), CliError> {
+    let (kind, name) = match words {
+        [only] => match only.split_once('/') {
+            Some((kind, name)) => (kind, name),
+            None if Noun::parse(only).is_ok() => {
+                return Err(CliError::Usage(format!("which one? Write a name after {only:?}")));
+            }
+            None => ("actor", only.as_str()),
+        },
+        [kind, name] => (kind.as_str(), name.as_str()),
+        _ => return Err(CliError::Usage("name one thing to delete".to_owned())),
+    };
+    Ok((Noun::parse(kind).map_err(CliError::Usage)?, name.to_owned()))
+}
+
+/// Everything that files declare, users before what they use. What cannot be deleted does not keep the rest.
+async fn declared(args: DeleteArgs, session: &mut Session<'_>) -> Result<(), CliError> {
+    let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+    let mut objects = manifests::read(&args.file, namespace, session.terminal)?;
+    objects.sort_by_key(Object::kind);
+    let mut kept = Vec::new();
+    for declared in objects {
+        let (kind, key) = (declared.kind(), declared.key());
+        match object(session, kind, key.namespace, key.name).await {
+            Err(error @ CliError::Refused { .. }) => kept.push(error),
+            done => done?,
+        }
+    }
+    let Some(last) = kept.pop() else { return Ok(()) };
+    for error in kept {
+        session.terminal.note(&error.explained(session.terminal.colour.1));
+    }
+    // Its advice would be about that one only.
+    session.target = None;
+    Err(last)
+}
+
+async fn object(session: &mut Session<'_>, kind: Kind, namespace: String, name: String) -> Result<(), CliError> {
+    session.target = Some(Target::Object { kind, namespace: namespace.clone(), name: name.clone() });
+    let request = DeleteObjectRequest { kind: kind.as_str().to_owned(), namespace, name: name.clone() };
+    let answer = session.substrate.delete_object(request).await;
+    session.answer(answer)?;
+    session.terminal.write(format!("{}.ate.dev {name:?} deleted\n", kind.as_str().to_lowercase()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lone_name_is_an_actor_and_a_kind_may_come_first() {
+        let named = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+            named(&words).ok()
+        };
+        assert_eq!(named(&["a1"]), Some((Noun::Actors, "a1".to_owned())));
+        assert_eq!(named(&["atespace", "demo"]), Some((Noun::Atespaces, "demo".to_owned())));
+        let template = Some((Noun::Objects(Kind::ActorTemplate), "c".to_owned()));
+        assert_eq!(named(&["template", "c"]), template);
+        assert_eq!(named(&["actortemplate.ate.dev/c"]), template);
+        for words in [&["atespace"][..], &["pods", "x"], &[]] {
+            assert_eq!(named(words), None, "{words:?}");
+        }
+    }
+}

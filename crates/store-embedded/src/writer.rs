@@ -169,7 +169,7 @@ fn apply(writes: &mut dyn Writes, mutation: &Mutation) -> Result<(), Fault> {
     let key = mutation.key();
     let key = codec::key_bytes(key.kind(), key.path());
     match mutation {
-        Mutation::Put(record) => writes.put(&key, &codec::encode(&key, record)),
+        Mutation::Put(record) => writes.put(&key, &codec::encode(record)),
         Mutation::Deleted(_) => writes.remove(&key),
     }
 }

@@ -30,14 +30,8 @@ const GRACE: Duration = Duration::from_secs(10);
 /// By then everything has been cut; a client that does not answer is not waited for.
 const LAST_REQUESTS: Duration = Duration::from_secs(12);
 
-/// The socket of the API in the data directory.
-pub(crate) const API_SOCKET: &str = "api.sock";
-
 #[derive(Debug, clap::Args)]
 pub(crate) struct DevArgs {
-    /// Where everything is kept
-    #[arg(long, env = "ATE_DATA_DIR", default_value = "/var/lib/ate", value_name = "DIR")]
-    data_dir: PathBuf,
     /// Where actors are reached: http://<actor>.<atespace>.localhost:<port>/
     #[arg(long, default_value = "127.0.0.1:8080", value_name = "ADDRESS")]
     listen: SocketAddr,
@@ -58,8 +52,8 @@ struct Machine {
     serving: tokio::task::JoinSet<anyhow::Result<()>>,
 }
 
-pub(crate) async fn run(args: DevArgs) -> anyhow::Result<()> {
-    let mut machine = Machine::start(&args).await?;
+pub(crate) async fn run(args: DevArgs, data: &Path) -> anyhow::Result<()> {
+    let mut machine = Machine::start(&args, data).await?;
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let ended = tokio::select! {
         _ = interrupt.recv() => Ok(()),
@@ -76,9 +70,9 @@ pub(crate) async fn run(args: DevArgs) -> anyhow::Result<()> {
 }
 
 impl Machine {
-    async fn start(args: &DevArgs) -> anyhow::Result<Self> {
+    async fn start(args: &DevArgs, data: &Path) -> anyhow::Result<Self> {
         check_host()?;
-        let directory = make_directory(&args.data_dir)?;
+        let directory = make_directory(data)?;
         let config = runtime::default_config(args.runtime.as_deref())?;
         let actors = listen(args.listen, "--listen").await?;
         let api = listen(args.api_listen, "--api-listen").await?;
@@ -129,7 +123,7 @@ impl Machine {
         control.start_controllers();
         eprintln!("ate dev is up, all state in {}", directory.display());
         eprintln!("  actors  http://<actor>.<atespace>.localhost:{}/", actors_at.port());
-        eprintln!("  API     unix://{}, https://{}", directory.join(API_SOCKET).display(), api_at);
+        eprintln!("  API     unix://{}, https://{}", directory.join(ate_cli::SOCKET).display(), api_at);
         Ok(Self { control, node, store, shutdown, serving })
     }
 
@@ -181,7 +175,7 @@ async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> 
 }
 
 fn api_socket(directory: &Path) -> anyhow::Result<UnixListener> {
-    let path = directory.join(API_SOCKET);
+    let path = directory.join(ate_cli::SOCKET);
     // The store's lock says that no other server lives here, so a socket that is here is a leftover.
     let _ = std::fs::remove_file(&path);
     let socket = UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))?;

@@ -6,12 +6,25 @@ mod local;
 mod runtime;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use ate_cli::{Global, Terminal};
+use clap::{CommandFactory, Parser, Subcommand};
 
 #[derive(Debug, Parser)]
-#[command(name = "ate", version, about = "Many stateful, sandboxed actors on few warm workers")]
+#[command(
+    name = "ate",
+    version,
+    about = "Many stateful, sandboxed actors on few warm workers",
+    after_help = "Begin with `ate dev`, which runs everything on this machine; then, in another terminal:\n  \
+                  ate apply -f demos/counter --wait\n  \
+                  ate create atespace demo\n  \
+                  ate create actor my-counter -a demo -t demo/counter\n  \
+                  curl http://my-counter.demo.localhost:8080/"
+)]
 struct Ate {
+    #[command(flatten)]
+    global: Global,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -20,6 +33,8 @@ struct Ate {
 enum Verb {
     /// Run everything on this machine, with embedded defaults
     Dev(dev::DevArgs),
+    #[command(flatten)]
+    Client(ate_cli::Verb),
     /// Make images without a builder and without a registry
     #[command(subcommand)]
     Image(image::ImageVerb),
@@ -45,22 +60,48 @@ struct WorkerArgs {
 /// What this binary was built from; a node adopts only workers of its own kind.
 const BUILD: &str = env!("CARGO_PKG_VERSION");
 
-fn main() -> anyhow::Result<()> {
-    let ate = Ate::parse();
+fn main() -> ExitCode {
+    let Ate { global, verb } = Ate::parse();
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("ATE_LOG").unwrap_or_else(|_| "warn".into()))
         .init();
-    match ate.verb {
-        Verb::Dev(args) => tokio::runtime::Runtime::new()?.block_on(dev::run(args)),
+    let ended = match verb {
+        Verb::Client(verb) => return client(verb, &global),
+        Verb::Dev(args) => runtime().and_then(|runtime| runtime.block_on(dev::run(args, &global.data_dir))),
         Verb::Image(verb) => image::run(verb),
-        Verb::Worker(args) => Ok(ate_worker::run(&ate_worker::Config {
-            uid: ate_name::WorkerUid::parse(&args.uid)?,
-            link_directory: args.link,
-            scratch_directory: args.scratch,
-            root_directory: args.root,
-            cgroup: args.cgroup,
-            build: BUILD.to_owned(),
-        })?),
+        Verb::Worker(args) => worker(args),
+    };
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
     }
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Runtime::new()?)
+}
+
+fn client(verb: ate_cli::Verb, global: &Global) -> ExitCode {
+    match runtime() {
+        Ok(runtime) => runtime.block_on(ate_cli::run(verb, global, Ate::command(), Terminal::of_process())).into(),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn worker(args: WorkerArgs) -> anyhow::Result<()> {
+    Ok(ate_worker::run(&ate_worker::Config {
+        uid: ate_name::WorkerUid::parse(&args.uid)?,
+        link_directory: args.link,
+        scratch_directory: args.scratch,
+        root_directory: args.root,
+        cgroup: args.cgroup,
+        build: BUILD.to_owned(),
+    })?)
 }

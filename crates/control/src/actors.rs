@@ -5,6 +5,7 @@ use ate_name::{ActorKey, ActorUid, AtespaceName, Labels, ObjectKey};
 use ate_store::{Change, CommitError, Guard, Kind, Mutation, Prefix, Revision};
 use futures::{Stream, StreamExt};
 use std::sync::Arc;
+use tokio::sync::broadcast::error::RecvError;
 
 use crate::ledger::Note;
 use crate::records::{
@@ -218,7 +219,34 @@ impl Control {
                 }
             }
         });
-        Ok(listed.flatten().chain(changes))
+        Ok(listed.flatten().chain(futures::stream::select(changes, self.stirrings(atespace.cloned()))))
+    }
+
+    /// Actors as they are each time they are frozen or thawed. No news of the store's, so the version does not move.
+    fn stirrings(
+        self: &Arc<Self>,
+        atespace: Option<AtespaceName>,
+    ) -> impl Stream<Item = Result<ActorChange, ControlError>> + Send + use<> {
+        let control = Arc::clone(self);
+        futures::stream::unfold(self.stirred.subscribe(), move |mut stirred| {
+            let (control, atespace) = (Arc::clone(&control), atespace.clone());
+            async move {
+                loop {
+                    let key = match stirred.recv().await {
+                        Ok(key) if atespace.as_ref().is_none_or(|atespace| *atespace == key.atespace) => key,
+                        Ok(_) | Err(RecvError::Lagged(_)) => continue,
+                        Err(RecvError::Closed) => return None,
+                    };
+                    if let Ok(read) = control.actor(&key).await {
+                        let revision = read.record.revision.0;
+                        return Some((
+                            Ok(ActorChange { revision, change: Changed::Put(Box::new(read.into())) }),
+                            stirred,
+                        ));
+                    }
+                }
+            }
+        })
     }
 
     /// What happened to an actor, oldest first.

@@ -87,6 +87,8 @@ pub struct Control {
     fleet: Mutex<Fleet>,
     /// Wakes those who wait for a free worker.
     freed: tokio::sync::Notify,
+    /// Actors that were frozen or thawed: nothing that is written down, but watchers want to see it.
+    stirred: tokio::sync::broadcast::Sender<ate_name::ActorKey>,
     follower: follow::Follower,
     assignments: assignments::Assignments,
     /// Operations and watchers under way; awaited on shutdown.

@@ -9,6 +9,9 @@ use tokio::sync::mpsc;
 
 use crate::{Control, ControlError, Keys, Settings, World, assignments, catalog, follow};
 
+/// Freezes and thaws that a watcher may be behind; it misses those beyond, and sees the next.
+const STIRRED: usize = 1024;
+
 impl Control {
     pub fn new(
         store: Arc<dyn Store>,
@@ -26,6 +29,7 @@ impl Control {
             catalog: catalog::Catalog::new(),
             fleet: Mutex::default(),
             freed: tokio::sync::Notify::new(),
+            stirred: tokio::sync::broadcast::Sender::new(STIRRED),
             follower: follow::Follower::default(),
             assignments: assignments::Assignments::new(),
             tasks: tokio_util::task::TaskTracker::new(),

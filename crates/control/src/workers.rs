@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ate_actor::{Actor, Event, Lease};
 use ate_name::{ActorKey, Generation, NodeName, ObjectKey, WorkerUid};
-use ate_orders::{NodeEvent, WorkerReport};
+use ate_orders::{Identity, NodeEvent, WorkerReport};
 use ate_placement::{Resident, State, Worker};
 use ate_store::{Change, Kind, Prefix};
 
@@ -148,12 +148,37 @@ impl Control {
                     _ => Ok(()),
                 }
             }
-            NodeEvent::Frozen { .. } | NodeEvent::Thawed { .. } => Ok(()),
+            NodeEvent::Frozen { worker, identity } => {
+                self.note_frozen(worker, &identity, true);
+                Ok(())
+            }
+            NodeEvent::Thawed { worker, identity } => {
+                self.note_frozen(worker, &identity, false);
+                Ok(())
+            }
             NodeEvent::Report(reports) => {
                 self.take_reports(&reports);
                 Ok(())
             }
         }
+    }
+
+    fn note_frozen(&self, worker: WorkerUid, identity: &Identity, frozen: bool) {
+        {
+            let mut fleet = self.fleet.lock();
+            let state = fleet.get(worker).map(|worker| worker.state.clone());
+            match (state, frozen) {
+                (Some(State::Taken), true) => {
+                    let Identity { uid, key, generation, .. } = identity.clone();
+                    let since = self.world.now().as_millisecond();
+                    fleet.set_state(worker, State::Frozen { resident: Resident { key, uid, generation }, since });
+                }
+                (Some(State::Frozen { .. }), false) => fleet.set_state(worker, State::Taken),
+                _ => {}
+            }
+        }
+        let _ = self.stirred.send(identity.key.clone());
+        self.freed.notify_waiters();
     }
 
     /// Soft state: which boxes are warm, who is frozen since when.

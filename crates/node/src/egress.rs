@@ -64,7 +64,9 @@ async fn connection(handle: &Handle, stream: UnixStream) -> std::io::Result<()> 
 fn is_own(address: IpAddr) -> bool {
     let address = address.to_canonical();
     let special = match address {
-        IpAddr::V4(a) => a.is_loopback() || a.is_link_local() || a.is_unspecified() || a.is_multicast() || a.is_broadcast(),
+        IpAddr::V4(a) => {
+            a.is_loopback() || a.is_link_local() || a.is_unspecified() || a.is_multicast() || a.is_broadcast()
+        }
         IpAddr::V6(a) => a.is_loopback() || a.is_unicast_link_local() || a.is_unspecified() || a.is_multicast(),
     };
     special || host_addresses().contains(&address)
@@ -86,7 +88,17 @@ mod tests {
 
     #[test]
     fn the_host_is_out_of_reach() {
-        for own in ["127.0.0.1", "127.8.9.10", "::1", "169.254.169.254", "fe80::1", "0.0.0.0", "::", "224.0.0.1", "::ffff:127.0.0.1"] {
+        for own in [
+            "127.0.0.1",
+            "127.8.9.10",
+            "::1",
+            "169.254.169.254",
+            "fe80::1",
+            "0.0.0.0",
+            "::",
+            "224.0.0.1",
+            "::ffff:127.0.0.1",
+        ] {
             assert!(is_own(own.parse().unwrap()), "{own}");
         }
         for address in host_addresses() {

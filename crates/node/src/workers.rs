@@ -189,7 +189,8 @@ impl Node {
         }
         let egress = directory.join("link").join(ate_worker::EGRESS_SOCKET);
         let _ = std::fs::remove_file(&egress);
-        let egress = tokio::net::UnixListener::bind(&egress).map_err(NodeError::io("listen for a worker's connections"))?;
+        let egress =
+            tokio::net::UnixListener::bind(&egress).map_err(NodeError::io("listen for a worker's connections"))?;
         self.workers.lock().insert(birth.uid, Arc::clone(&handle));
         let (node, followed) = (Arc::clone(self), Arc::clone(&handle));
         self.tasks.spawn(async move {
@@ -206,8 +207,8 @@ impl Node {
         let worker = handle.birth.uid;
         while let Some(event) = events.recv().await {
             let news = match event {
-                link::Event::Frozen { actor, generation } => NodeEvent::Frozen { actor, generation },
-                link::Event::Thawed { actor, generation } => NodeEvent::Thawed { actor, generation },
+                link::Event::Frozen(identity) => NodeEvent::Frozen { worker, identity },
+                link::Event::Thawed(identity) => NodeEvent::Thawed { worker, identity },
                 link::Event::Ended { actor, generation, exit } => {
                     handle.vacate();
                     NodeEvent::Ended { worker, actor, generation, exit }

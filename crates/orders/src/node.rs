@@ -167,12 +167,12 @@ pub enum NodeEvent {
         worker: WorkerUid,
     },
     Frozen {
-        actor: ActorUid,
-        generation: Generation,
+        worker: WorkerUid,
+        identity: Identity,
     },
     Thawed {
-        actor: ActorUid,
-        generation: Generation,
+        worker: WorkerUid,
+        identity: Identity,
     },
     /// A sandbox ended without being told to.
     Ended {

@@ -159,14 +159,8 @@ pub struct Report {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
-    Frozen {
-        actor: ActorUid,
-        generation: Generation,
-    },
-    Thawed {
-        actor: ActorUid,
-        generation: Generation,
-    },
+    Frozen(Identity),
+    Thawed(Identity),
     /// The box ended without being told to.
     Ended {
         actor: ActorUid,

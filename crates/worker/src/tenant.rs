@@ -103,7 +103,7 @@ impl Tenant {
         self.sandbox.thaw().await?;
         *mode = Mode::Running;
         self.frozen.store(false, Ordering::SeqCst);
-        events.send(Event::Thawed { actor: self.identity.uid, generation: self.identity.generation });
+        events.send(Event::Thawed(self.identity.clone()));
         Ok(())
     }
 
@@ -131,7 +131,7 @@ impl Tenant {
                 continue;
             }
             *mode = Mode::Frozen;
-            events.send(Event::Frozen { actor: self.identity.uid, generation: self.identity.generation });
+            events.send(Event::Frozen(self.identity.clone()));
         }
     }
 

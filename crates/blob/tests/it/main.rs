@@ -1,0 +1,4 @@
+mod conformance;
+mod directory;
+mod minio;
+mod service;

@@ -1,0 +1,4 @@
+mod peers;
+mod runtime;
+mod store;
+mod support;

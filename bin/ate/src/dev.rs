@@ -58,6 +58,7 @@ pub(crate) async fn run(args: DevArgs, data: &Path) -> anyhow::Result<()> {
     let ended = tokio::select! {
         _ = interrupt.recv() => Ok(()),
         _ = terminate.recv() => Ok(()),
+        () = machine.store.stopped() => Err(anyhow::anyhow!("the store has stopped: see the log; nothing that was acknowledged is lost")),
         // None of them ends by itself: whichever does takes the rest with it.
         ended = machine.serving.join_next() => match ended {
             Some(Ok(Err(error))) => Err(error),

@@ -10,7 +10,7 @@ use ate_image::{Architecture, Content, ImageConfig, Recipe};
 pub(crate) enum ImageVerb {
     /// Pack files into an OCI layout; the same files always give the same digest
     #[command(
-        after_help = "Example:\n  ate image pack -o image --entrypoint /counter \\\n      --file amd64:build/amd64/counter:/counter --file arm64:build/arm64/counter:/counter"
+        after_help = "Example:\n  ate image pack --layout image --entrypoint /counter \\\n      --file amd64:build/amd64/counter:/counter --file arm64:build/arm64/counter:/counter"
     )]
     Pack(PackArgs),
 }
@@ -18,8 +18,8 @@ pub(crate) enum ImageVerb {
 #[derive(Debug, clap::Args)]
 pub(crate) struct PackArgs {
     /// The layout's directory; made if it is not there
-    #[arg(short, long, value_name = "DIR")]
-    output: PathBuf,
+    #[arg(long, value_name = "DIR")]
+    layout: PathBuf,
     /// What the image starts, one word each
     #[arg(long, value_name = "WORD")]
     entrypoint: Vec<String>,
@@ -56,8 +56,8 @@ pub(crate) fn run(verb: ImageVerb) -> anyhow::Result<()> {
             .push(Content::File { from: from.into(), to: to.trim_start_matches('/').to_owned() });
     }
     let config = ImageConfig { user: args.user, env: args.env, entrypoint: args.entrypoint, ..ImageConfig::default() };
-    let digest = ate_image::pack(&Recipe { config, content }, &args.output)?;
-    println!("oci-layout://{}@sha256:{digest}", args.output.canonicalize()?.display());
+    let digest = ate_image::pack(&Recipe { config, content }, &args.layout)?;
+    println!("oci-layout://{}@sha256:{digest}", args.layout.canonicalize()?.display());
     Ok(())
 }
 

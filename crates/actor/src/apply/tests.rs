@@ -31,6 +31,7 @@ fn lease(n: u8) -> Lease {
 fn snapshot(n: u8) -> SnapshotRef {
     SnapshotRef {
         prefix: format!("s{n}"),
+        manifest: None,
         generation: Generation::new(u64::from(n)),
         scope: Scope::Full,
         stored_bytes: 0,

@@ -180,12 +180,12 @@ impl Router {
             return Ok(response.map(|body| Reply::stream(body, lease)));
         }
         // A workload may not switch to what nobody asked for.
-        let (Some(wish), Some(lease)) = (wish, lease) else { return Err(Failure::Lost) };
+        let Some(wish) = wish else { return Err(Failure::Lost) };
         let worker = hyper::upgrade::on(&mut response);
         let protocol = response.headers().get(UPGRADE).cloned().unwrap_or(wish.protocol);
         head::strip_hop_by_hop(response.headers_mut());
         head::ask_upgrade(response.headers_mut(), &protocol);
-        let (client, kill, connection) = (client.clone(), self.kill.clone(), lease.keep());
+        let (client, kill, connection) = (client.clone(), self.kill.clone(), lease.map(Lease::keep));
         self.clients.spawn(async move {
             kill.run_until_cancelled(tunnel(wish.client, worker)).await;
             drop((client, connection));

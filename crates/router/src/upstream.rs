@@ -9,7 +9,9 @@
 //!                            └─ Lane port 8080 …
 //! ```
 
+use std::convert::Infallible;
 use std::io;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -20,7 +22,7 @@ use hyper::client::conn::{TrySendError, http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::task::TaskTracker;
 
@@ -79,6 +81,8 @@ struct Shared {
 /// One HTTP/1.1 connection, which carries one request at a time.
 pub(crate) struct Exclusive {
     sender: http1::SendRequest<Upload>,
+    /// Ends with the task that drives the connection.
+    gone: oneshot::Receiver<Infallible>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -188,12 +192,14 @@ impl Route {
             }
             let copy = if used { repeatable(&request) } else { None };
             let sent = match connection {
-                Connection::Http1(mut connection) => match connection.sender.try_send_request(request).await {
-                    Ok(response) => Ok((response, Some(Lease { connection, route: self.clone(), lane }))),
-                    Err(error) => Err(error),
-                },
+                Connection::Http1(connection) => connection.send(request).await.map(|(response, connection)| {
+                    (response, connection.map(|connection| Lease { connection, route: self.clone(), lane }))
+                }),
                 Connection::Http2(mut sender) => {
-                    sender.try_send_request(request).await.map(|response| (response, None))
+                    let answer = sender.try_send_request(request);
+                    // For the reason given in `Exclusive::send`. The lane lets go of a closed connection by itself.
+                    drop(sender);
+                    answer.await.map(|response| (response, None))
                 }
             };
             match sent {
@@ -255,8 +261,12 @@ impl Route {
         match protocol {
             Protocol::Http => {
                 let (sender, driver) = http1::Builder::new().max_buf_size(max_head).handshake(stream).await?;
-                self.pool.drivers.spawn(driver.with_upgrades());
-                Ok(Connection::Http1(Exclusive { sender, _permit: permit }))
+                let (going, gone) = oneshot::channel();
+                self.pool.drivers.spawn(async move {
+                    let _ = driver.with_upgrades().await;
+                    drop(going);
+                });
+                Ok(Connection::Http1(Exclusive { sender, gone, _permit: permit }))
             }
             Protocol::H2c => {
                 let (sender, driver) = http2::Builder::new(TokioExecutor::new())
@@ -286,6 +296,28 @@ impl Route {
             lock(&lane.idle).retain(|idle| idle.since > since && !idle.connection.sender.is_closed());
             lock(&lane.shared).take_if(|shared| shared.used <= since || shared.sender.is_closed());
         }
+    }
+}
+
+impl Exclusive {
+    /// Sends a request, and gives the connection back with the answer unless it has ended.
+    async fn send(
+        mut self,
+        request: Request<Upload>,
+    ) -> Result<(Response<Incoming>, Option<Self>), TrySendError<Request<Upload>>> {
+        let mut answer = pin!(self.sender.try_send_request(request));
+        let answered = tokio::select! {
+            biased;
+            answered = answer.as_mut() => Some(answered),
+            _ = &mut self.gone => None,
+        };
+        if let Some(answered) = answered {
+            return answered.map(|response| (response, Some(self)));
+        }
+        // A request that enters the connection's queue just as its reader goes is nobody's, and would be waited for as
+        // long as the queue's other end is held: tokio frees what is left in it with the last of its ends.
+        drop(self);
+        answer.await.map(|response| (response, None))
     }
 }
 
@@ -336,7 +368,7 @@ impl Lease {
         }
     }
 
-    /// The connection has become a tunnel, which ends with it.
+    /// The connection has become a tunnel, and counts for as long as that lasts.
     pub(crate) fn keep(self) -> Exclusive {
         self.connection
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use ate_router::Protocol;
+use ate_router::{Protocol, Update};
 use bytes::Bytes;
 use futures::future::join_all;
 use http::{HeaderMap, Response, Version};
@@ -36,7 +36,7 @@ fn grpc() -> Workload {
 
 #[tokio::test]
 async fn grpc_talks_both_ways_and_ends_with_trailers() {
-    let worker = Worker::tcp(grpc()).await;
+    let (worker, other) = (Worker::tcp(grpc()).await, Worker::tcp(whoami()).await);
     let router = Router::start(Control::fixed([worker.host("a", 1)])).await;
     let (sender, messages) = piped();
     let call = http::Request::post("http://a.space.localhost/demo.Echo/Talk")
@@ -49,11 +49,14 @@ async fn grpc_talks_both_ways_and_ends_with_trailers() {
     for message in ["one", "two"] {
         sender.send(Ok(Frame::data(Bytes::from(message)))).await.unwrap();
         assert_eq!(answer.frame().await.unwrap().unwrap().into_data().unwrap(), message);
+        // A call under way is the worker's to end, wherever the next one goes.
+        router.tell(Update::Assigned(other.host("a", 2))).await;
     }
     drop(sender);
     let trailers = answer.frame().await.unwrap().unwrap().into_trailers().unwrap();
     assert_eq!(trailers["grpc-status"], "0");
     assert!(answer.frame().await.is_none());
+    until("its connection is closed", || worker.open.load(Ordering::SeqCst) == 0).await;
 }
 
 #[tokio::test]

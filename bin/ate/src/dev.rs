@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ate_control::{Control, Settings};
+use ate_blob::{Backend, Blobs, Provider, Settings};
+use ate_control::Control;
 use ate_identity::{ClientCertificates, Identity, Role};
 use ate_name::NodeName;
 use ate_node::{LocalNode, Node, Pool};
@@ -41,6 +42,38 @@ pub(crate) struct DevArgs {
     /// The sandbox runtimes, as `runtime/build` prints it; found in the user's cache if not given
     #[arg(long, env = "ATE_RUNTIME", value_name = "DIR")]
     runtime: Option<PathBuf>,
+    /// Where snapshots are durable: `disk` (of this machine, in the data directory), a directory (of another disk), or
+    /// `s3`, `gs`, `azure` with endpoint and credentials from the environment as their own tools read them
+    #[arg(long, default_value = "disk", value_name = "WHERE", value_parser = storage)]
+    storage: Storage,
+    /// Credentials for image registries, in docker's format [default: ~/.docker/config.json if it is there]
+    #[arg(long, value_name = "FILE")]
+    registry_config: Option<PathBuf>,
+    /// How much disk unpacked images may take; those in use always stay
+    #[arg(long, default_value = "20", value_name = "GIB")]
+    image_budget: u64,
+    /// How much disk sandbox runtimes may take; those in use always stay
+    #[arg(long, default_value = "4", value_name = "GIB")]
+    asset_budget: u64,
+}
+
+#[derive(Clone, Debug)]
+enum Storage {
+    /// The node's own disk is all there is.
+    Disk,
+    Beyond(Backend),
+}
+
+fn storage(text: &str) -> Result<Storage, String> {
+    let cloud = |provider| Storage::Beyond(Backend::Cloud(provider, Settings::from_environment(provider)));
+    match text {
+        "disk" => Ok(Storage::Disk),
+        "s3" => Ok(cloud(Provider::S3)),
+        "gs" => Ok(cloud(Provider::Gcs)),
+        "azure" => Ok(cloud(Provider::Azure)),
+        path if path.contains('/') => Ok(Storage::Beyond(Backend::Directory(path.into()))),
+        _ => Err("say disk, s3, gs, azure, or a directory as a path with a slash in it".to_owned()),
+    }
 }
 
 /// Everything that runs, in the order in which it is stopped.
@@ -88,10 +121,18 @@ impl Machine {
             build: crate::BUILD.to_owned(),
             instance_key: identity.instance_key(),
             activations_at_once: std::thread::available_parallelism()?.get(),
+            storage: match &args.storage {
+                Storage::Disk => None,
+                Storage::Beyond(backend) => Some(Blobs::open(backend.clone()).await?),
+            },
+            image_budget: args.image_budget.saturating_mul(1 << 30),
+            asset_budget: args.asset_budget.saturating_mul(1 << 30),
+            registry_config: args.registry_config.clone().or_else(docker_config),
         })?;
         let nodes = Arc::new(LocalNode(Arc::clone(&node)));
         let keys = Arc::new(InstanceKeys(identity.instance_key()));
-        let control = Control::new(store.clone(), nodes.clone(), Arc::new(ThisWorld), keys, Settings::default());
+        let control =
+            Control::new(store.clone(), nodes.clone(), Arc::new(ThisWorld), keys, ate_control::Settings::default());
         control.start().await?;
         control.recover(&name, &node.adopt().await).await?;
         ship(&control, config).await?;
@@ -145,6 +186,11 @@ impl Machine {
         tokio::task::spawn_blocking(move || store.close()).await?;
         Ok(())
     }
+}
+
+fn docker_config() -> Option<PathBuf> {
+    let file = PathBuf::from(std::env::var_os("HOME")?).join(".docker/config.json");
+    file.is_file().then_some(file)
 }
 
 /// What this machine must have, each with what to do about it.

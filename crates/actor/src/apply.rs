@@ -73,6 +73,7 @@ impl Actor {
                     self.snapshots.durable = Some(settled.clone());
                 }
                 self.snapshots.local = Some((settled, node));
+                self.snapshots.uploading = (intent != Intent::Pause && !durable).then_some(op);
                 if intent == Intent::Pause && !durable { P::Paused } else { P::Suspended }
             }
             (phase, E::Uploaded { prefix }) => {
@@ -80,6 +81,7 @@ impl Actor {
                     Some((local, _)) if local.prefix == prefix => self.snapshots.durable = Some(local.clone()),
                     _ => return Err(Refused),
                 }
+                self.snapshots.uploading = None;
                 phase
             }
             (P::Resuming { lease: Some(lease), .. } | P::Running { lease } | P::Suspending { lease, .. }, E::Lost) => {
@@ -89,7 +91,7 @@ impl Actor {
             (P::Resuming { lease: None, .. } | P::Saving { .. }, E::Lost) => P::Suspended,
             (phase @ (P::Suspended | P::Paused), E::LocalLost { node }) => match &self.snapshots.local {
                 Some((_, holder)) if *holder == node => {
-                    self.snapshots.local = None;
+                    (self.snapshots.local, self.snapshots.uploading) = (None, None);
                     P::Suspended
                 }
                 _ => phase,

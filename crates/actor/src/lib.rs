@@ -24,7 +24,7 @@ pub use apply::{Effect, Event, Refused};
 pub use phase::{Intent, Lease, Phase, Status};
 pub use snapshot::{Scope, SnapshotRef, Snapshots};
 
-use ate_name::{ActorKey, ActorUid, Generation, Labels, ObjectKey, TemplateUid};
+use ate_name::{ActorKey, ActorUid, Generation, Labels, ObjectKey, OpId, TemplateUid};
 use serde::{Deserialize, Serialize};
 
 /// What is known of an actor. Unknown fields are carried along, so an older build does not strip a newer one's.
@@ -71,6 +71,11 @@ impl Actor {
             created,
             unknown: Default::default(),
         }
+    }
+
+    /// What is under way with it, and must be taken up by somebody if whoever does it goes away.
+    pub fn pending(&self) -> impl Iterator<Item = OpId> {
+        self.phase.operation().into_iter().chain(self.snapshots.uploading)
     }
 
     /// The worker it holds, if any.

@@ -1,4 +1,4 @@
-use ate_name::{Digest, Generation, NodeName};
+use ate_name::{Digest, Generation, NodeName, OpId};
 use serde::{Deserialize, Serialize};
 
 /// How much of an actor a snapshot holds.
@@ -36,6 +36,9 @@ pub struct Snapshots {
     /// The newest that would survive the loss of every node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub durable: Option<SnapshotRef>,
+    /// The save whose snapshot is on its way from the first to the second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uploading: Option<OpId>,
 }
 
 impl Snapshots {

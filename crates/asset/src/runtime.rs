@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,8 +32,8 @@ const UNFINISHED: &str = ".unfinished-";
 pub struct RuntimeDirectory {
     path: PathBuf,
     digest: Digest,
-    _assets: Arc<BTreeMap<String, AssetFile>>,
-    _lease: Arc<File>,
+    assets: Arc<BTreeMap<String, AssetFile>>,
+    lease: Arc<File>,
 }
 
 impl RuntimeDirectory {
@@ -42,6 +43,12 @@ impl RuntimeDirectory {
 
     pub fn runsc(&self) -> PathBuf {
         self.path.join(RUNSC)
+    }
+
+    /// The open files whose locks are its lease. A lock lasts as long as any copy of its descriptor, in any process: who
+    /// must outlive this one takes copies along.
+    pub fn leases(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        std::iter::once(self.lease.as_fd()).chain(self.assets.values().map(|asset| asset.file.as_fd()))
     }
 
     /// Hash of the names and hashes of its assets: equal sets are equal runtimes, on every node.
@@ -84,7 +91,7 @@ pub(crate) fn lay_out(disk: &Disk, assets: BTreeMap<String, AssetFile>) -> Resul
         claim(&path)?.ok_or(io::ErrorKind::NotFound.into())
     };
     let lease = lease().map_err(StoreError::io::<io::Error>("lay out", &path))?;
-    Ok(RuntimeDirectory { path, digest, _assets: Arc::new(assets), _lease: Arc::new(lease) })
+    Ok(RuntimeDirectory { path, digest, assets: Arc::new(assets), lease: Arc::new(lease) })
 }
 
 /// Whether the links are to these very files: an asset that was damaged and fetched anew is another file.

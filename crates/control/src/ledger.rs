@@ -1,5 +1,7 @@
 //! One transition, one transaction: the actor, the worker it claims or frees, the operation, the history.
 
+use std::collections::BTreeSet;
+
 use ate_actor::{Actor, Effect, Event};
 use ate_name::{ActorKey, ObjectKey};
 use ate_orders::Phase;
@@ -56,20 +58,18 @@ impl Control {
         for effect in effects {
             change = self.with_effect(change, &actor, effect).await?;
         }
-        let (before, after) = (read.value.phase.operation(), actor.phase.operation());
-        if before != after {
-            if let Some(op) = before {
-                change = change.delete(operation_key(op));
-            }
-            if let Some(op) = after {
-                let record = OperationRecord {
-                    op,
-                    actor: actor.key.clone(),
-                    started: self.world.now(),
-                    unknown: Default::default(),
-                };
-                change = change.put(operation_key(op), encode(&record));
-            }
+        let (before, after): (BTreeSet<_>, BTreeSet<_>) = (read.value.pending().collect(), actor.pending().collect());
+        for &op in before.difference(&after) {
+            change = change.delete(operation_key(op));
+        }
+        for &op in after.difference(&before) {
+            let record = OperationRecord {
+                op,
+                actor: actor.key.clone(),
+                started: self.world.now(),
+                unknown: Default::default(),
+            };
+            change = change.put(operation_key(op), encode(&record));
         }
         let worker = actor.lease().or(read.value.lease()).map(|lease| lease.pod.clone());
         change = self.with_history(change, &actor, read.record.version + 1, worker, note);

@@ -8,7 +8,7 @@ use ate_orders::{Hosted, WorkerReport};
 use ate_store::{Kind, Prefix};
 
 use crate::ledger::Note;
-use crate::records::{OperationRecord, Read, operation_key, worker_key};
+use crate::records::{Assignee, OperationRecord, Read, operation_key, worker_key};
 use crate::{Control, ControlError};
 
 /// Records read per step.
@@ -56,6 +56,11 @@ impl Control {
     async fn end_operation(self: &Arc<Self>, operation: &OperationRecord) -> Result<(), ControlError> {
         let read = match self.actor(&operation.actor).await {
             Ok(read) if read.value.phase.operation() == Some(operation.op) => read,
+            Ok(read) if read.value.snapshots.uploading == Some(operation.op) => {
+                let superseded = ate_actor::Snapshots { local: None, ..read.value.snapshots.clone() };
+                drop(self.after_save(&read.value, &superseded));
+                return Ok(());
+            }
             _ => {
                 self.store.commit(ate_store::Change::new().delete(operation_key(operation.op))).await?;
                 return Ok(());
@@ -109,6 +114,8 @@ impl Control {
                     let _ = self.nodes.discard(node, report.worker, identity.uid, identity.generation).await;
                 }
                 match assigned {
+                    // Captured, or about to be: the save that was taken up again knows.
+                    Some(assignee) if self.is_suspending(&assignee).await? => Ok(()),
                     Some(assignee) => {
                         self.lost(&assignee.key, assignee.generation, "it was not found in its worker after a restart")
                             .await
@@ -117,5 +124,10 @@ impl Control {
                 }
             }
         }
+    }
+
+    async fn is_suspending(&self, assignee: &Assignee) -> Result<bool, ControlError> {
+        let actor = self.actor(&assignee.key).await?.value;
+        Ok(actor.generation == assignee.generation && matches!(actor.phase, Phase::Suspending { .. }))
     }
 }

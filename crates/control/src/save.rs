@@ -125,7 +125,7 @@ impl Control {
         let Phase::Saving { node, op, intent, snapshot } = read.value.phase.clone() else {
             return Err(ControlError::conflict());
         };
-        let order = self.snapshot_order(&read.value, op, &snapshot, intent)?;
+        let order = self.snapshot_order(&read.value, op, &snapshot)?;
         let mut wait = RETRY_FIRST;
         let stored = loop {
             match self.nodes.store(&node, order.clone()).await {
@@ -145,14 +145,33 @@ impl Control {
         let superseded = read.value.snapshots.clone();
         let mut note = Note::new(if intent == Intent::Pause { "Paused" } else { "Suspended" });
         note.snapshot_bytes = bytes;
+        let prefix = settled.prefix.clone();
         let read = self.settle(read, Event::Stored { op, snapshot: settled, durable }, note).await?;
-        self.after_save(&read.value, &superseded, durable);
-        Ok(read)
+        let upload = self.after_save(&read.value, &superseded);
+        if intent != Intent::Suspend || durable {
+            return Ok(read);
+        }
+        // Whoever asked for a suspend was promised a durable one. Meanwhile the actor can be woken from what is here.
+        upload.await;
+        let read = self.actor(&read.value.key).await?;
+        match &read.value.snapshots.durable {
+            Some(durable) if durable.prefix == prefix => Ok(read),
+            _ => Err(ControlError::new(
+                Code::Aborted,
+                format!("actor {} was woken before its snapshot was durable", read.value.key.name),
+            )),
+        }
     }
 
     /// What follows a save without anyone waiting: bring it to durable storage, then drop what it supersedes.
-    fn after_save(self: &Arc<Self>, actor: &Actor, superseded: &ate_actor::Snapshots, durable: bool) {
-        let Some((newest, node)) = actor.snapshots.local.clone() else { return };
+    pub(crate) fn after_save(
+        self: &Arc<Self>,
+        actor: &Actor,
+        superseded: &ate_actor::Snapshots,
+    ) -> impl Future<Output = ()> + use<> {
+        let (done, wait) = tokio::sync::oneshot::channel::<()>();
+        let wait = async move { drop(wait.await) };
+        let Some((newest, node)) = actor.snapshots.local.clone() else { return wait };
         let old: Vec<String> = superseded
             .local
             .iter()
@@ -161,46 +180,47 @@ impl Control {
             .map(|snapshot| snapshot.prefix.clone())
             .filter(|prefix| *prefix != newest.prefix)
             .collect();
-        let (control, key, uid) = (Arc::clone(self), actor.key.clone(), actor.uid);
+        let (control, key, uid, upload) =
+            (Arc::clone(self), actor.key.clone(), actor.uid, actor.snapshots.uploading.is_some());
         self.tasks.spawn(async move {
-            if !durable && control.upload(&key, uid, &newest.prefix, &node).await.is_err() {
+            if upload && !matches!(control.upload(&key, uid, &newest.prefix, &node).await, Ok(true)) {
                 return;
             }
+            drop(done);
             if let (false, Err(error)) = (old.is_empty(), control.nodes.forget(&node, old.clone()).await) {
                 tracing::warn!(actor = %key, %error, "an old snapshot was not removed");
             }
         });
+        wait
     }
 
-    pub(crate) async fn upload(
+    /// Makes a snapshot durable, however long that takes. `false`: a later one has taken its place meanwhile.
+    async fn upload(
         &self,
         key: &ActorKey,
         uid: ate_name::ActorUid,
         prefix: &str,
         node: &ate_name::NodeName,
-    ) -> Result<(), ControlError> {
+    ) -> Result<bool, ControlError> {
         let mut wait = RETRY_FIRST;
-        while let Err(error) = self.nodes.upload(node, prefix).await {
+        loop {
+            let uploaded = self.nodes.upload(node, prefix).await;
+            let read = self.actor(key).await?;
+            let newest = read.value.snapshots.local.as_ref().is_some_and(|(local, _)| local.prefix == prefix);
+            if read.value.uid != uid || !newest {
+                return Ok(false);
+            }
+            let Err(error) = uploaded else {
+                match self.transition(&read, Event::Uploaded { prefix: prefix.to_owned() }, Note::new("Durable")).await
+                {
+                    Err(error) if error.is_conflict() => continue,
+                    other => return other.map(|_| true),
+                }
+            };
             tracing::warn!(actor = %key, %error, "a snapshot is not durable yet");
             tokio::select! {
                 () = tokio::time::sleep(wait) => wait = (wait * 2).min(RETRY_LAST),
                 () = self.stopping.cancelled() => return Err(ControlError::new(Code::Unavailable, "the server is stopping")),
-            }
-        }
-        loop {
-            let read = self.actor(key).await?;
-            if read.value.uid != uid {
-                return Ok(());
-            }
-            match self.transition(&read, Event::Uploaded { prefix: prefix.to_owned() }, Note::new("Durable")).await {
-                Err(error) if error.is_conflict() => {
-                    // Either somebody was faster, or a later snapshot has taken this one's place.
-                    let again = self.actor(key).await?;
-                    if again.value.snapshots.local.as_ref().is_none_or(|(local, _)| local.prefix != prefix) {
-                        return Ok(());
-                    }
-                }
-                other => return other.map(drop),
             }
         }
     }
@@ -265,13 +285,7 @@ impl Control {
         Ok(SnapshotRef { prefix, manifest: None, generation: actor.generation, scope, stored_bytes: 0 })
     }
 
-    fn snapshot_order(
-        &self,
-        actor: &Actor,
-        op: OpId,
-        snapshot: &SnapshotRef,
-        intent: Intent,
-    ) -> Result<SnapshotOrder, ControlError> {
+    fn snapshot_order(&self, actor: &Actor, op: OpId, snapshot: &SnapshotRef) -> Result<SnapshotOrder, ControlError> {
         let template = self.template_of(actor)?;
         let golden = actor.key.atespace.as_str() == GOLDEN_ATESPACE;
         let base = template
@@ -288,7 +302,6 @@ impl Control {
             full: snapshot.scope == Scope::Full,
             base,
             golden,
-            durable: intent == Intent::Suspend,
             sealed_key: actor.sealed_key.clone(),
         })
     }

@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -61,11 +61,18 @@ impl Image {
     }
 }
 
-/// Keeps an image from eviction, in every process. Ends with its last clone, and with its process: whoever adopts
-/// running sandboxes after a crash must ask for their images again before it evicts.
+/// Keeps an image from eviction, in every process. Ends with its last clone, and with its process unless
+/// another has a copy of its [descriptor](Lease::descriptor).
 #[derive(Clone, Debug)]
 pub struct Lease {
-    _record: Arc<File>,
+    record: Arc<File>,
+}
+
+impl Lease {
+    /// A lease lasts as long as any copy of this descriptor, in any process: who must outlive this one takes a copy along.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.record.as_fd()
+    }
 }
 
 /// What an eviction did.
@@ -185,7 +192,7 @@ impl Disk {
                 break;
             }
         }
-        Ok(Image { digest, config: record.config, layers, lease: Lease { _record: Arc::new(file) } })
+        Ok(Image { digest, config: record.config, layers, lease: Lease { record: Arc::new(file) } })
     }
 
     async fn pull(self: Arc<Self>, reference: &Reference, credentials: Option<&Credentials>) -> Result<Image, Cause> {

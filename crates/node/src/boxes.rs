@@ -1,15 +1,21 @@
 //! What a box is made of: images, the command they and the template name, the runtime.
 
-use ate_image::{Image, Reference};
+use ate_image::{Credentials, Image, Location, Reference};
 use ate_name::Digest;
 use ate_orders::{NodeError, RuntimeAsset, Workload};
 use ate_sandbox::User;
 use ate_worker::link::{self, BoxKind, ContainerSpec, Prepare};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use crate::Node;
-use crate::runtime::RuntimeDir;
+use crate::runtime::Runtime;
+
+/// Blueprints kept: the templates that a node is likely to be asked for next. What they are made of is leased meanwhile.
+const KEPT: usize = 8;
 
 /// As a shell would have it, for images that name none.
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -18,22 +24,74 @@ const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
 #[derive(Debug)]
 pub(crate) struct Blueprint {
     pub(crate) kind: BoxKind,
-    pub(crate) runtime: RuntimeDir,
+    /// What is written down of an actor that runs in such a box.
+    pub(crate) ran: Ran,
+    runtime: Runtime,
     images: Vec<Image>,
     containers: Vec<ContainerSpec>,
     memory_limit: Option<u64>,
     cpu_limit_millis: Option<u64>,
+}
+
+/// What an actor runs on, written down when it is started or restored: its snapshot will name exactly this.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Ran {
+    pub(crate) assets: BTreeMap<String, RuntimeAsset>,
+    /// What the runtime calls its own build.
+    pub(crate) label: String,
     /// What must be equal between a save and a restore.
     pub(crate) workload: Digest,
 }
 
+/// Blueprints by what they were made for, the latest last.
+#[derive(Debug, Default)]
+pub(crate) struct Blueprints(Mutex<Vec<(Key, Arc<Blueprint>)>>);
+
+/// A template of the same uid never changes what it runs, but it may go from one runtime to another.
+#[derive(Clone, Debug, PartialEq)]
+struct Key {
+    workload: Workload,
+    assets: BTreeMap<String, RuntimeAsset>,
+}
+
+impl Blueprints {
+    fn get(&self, key: &Key) -> Option<Arc<Blueprint>> {
+        let mut kept = self.0.lock();
+        let index = kept.iter().position(|(known, _)| known == key)?;
+        let entry = kept.remove(index);
+        let blueprint = Arc::clone(&entry.1);
+        kept.push(entry);
+        Some(blueprint)
+    }
+
+    fn keep(&self, key: Key, blueprint: &Arc<Blueprint>) {
+        let mut kept = self.0.lock();
+        kept.retain(|(known, _)| *known != key);
+        kept.push((key, Arc::clone(blueprint)));
+        if kept.len() > KEPT {
+            kept.remove(0);
+        }
+    }
+}
+
 impl Node {
     pub(crate) async fn blueprint(
-        &self,
+        self: &Arc<Self>,
         workload: &Workload,
         assets: &BTreeMap<String, RuntimeAsset>,
-    ) -> Result<Blueprint, NodeError> {
-        let runtime = self.runtimes.ensure(assets).map_err(NodeError::Refused)?;
+    ) -> Result<Arc<Blueprint>, NodeError> {
+        let key = Key { workload: workload.clone(), assets: assets.clone() };
+        if let Some(blueprint) = self.blueprints.get(&key) {
+            return Ok(blueprint);
+        }
+        let blueprint = Arc::new(self.draw(workload, assets).await?);
+        self.blueprints.keep(key, &blueprint);
+        self.evict_images();
+        Ok(blueprint)
+    }
+
+    async fn draw(&self, workload: &Workload, assets: &BTreeMap<String, RuntimeAsset>) -> Result<Blueprint, NodeError> {
+        let runtime = self.runtimes.ensure(assets).await.map_err(NodeError::Refused)?;
         let (mut images, mut containers) = (Vec::new(), Vec::new());
         for container in &workload.containers {
             let refused = |error: String| {
@@ -43,7 +101,9 @@ impl Node {
                 ))
             };
             let reference = Reference::parse(&container.image).map_err(|error| refused(error.to_string()))?;
-            let image = self.images.ensure(&reference, None).await.map_err(|error| refused(chain(&error)))?;
+            let credentials = self.credentials(&reference).map_err(refused)?;
+            let image = self.images.ensure(&reference, credentials.as_ref()).await;
+            let image = image.map_err(|error| refused(chain(&error)))?;
             containers.push(container_spec(container, &image).map_err(refused)?);
             images.push(image);
         }
@@ -52,16 +112,40 @@ impl Node {
         let must_match = serde_json::to_vec(&(format, &digests, &containers)).expect("plain data");
         let workload_digest = ate_snapshot::Content::of(&must_match).digest;
         let limits = (workload.memory_limit, workload.cpu_limit_millis);
-        let all = serde_json::to_vec(&(workload_digest, &runtime.path, limits)).expect("plain data");
+        let hashes: BTreeMap<_, _> = assets.iter().map(|(name, asset)| (name, asset.sha256)).collect();
+        let all = serde_json::to_vec(&(workload_digest, hashes, limits)).expect("plain data");
         Ok(Blueprint {
             kind: BoxKind(ate_snapshot::Content::of(&all).digest.to_string()),
+            ran: Ran { assets: assets.clone(), label: runtime.label.clone(), workload: workload_digest },
             runtime,
             images,
             containers,
             memory_limit: workload.memory_limit,
             cpu_limit_millis: workload.cpu_limit_millis,
-            workload: workload_digest,
         })
+    }
+
+    /// What the registry of an image wants to see, from the file that the node was given.
+    fn credentials(&self, reference: &Reference) -> Result<Option<Credentials>, String> {
+        let (Some(file), Location::Registry { registry, .. }) = (&self.config.registry_config, reference.location())
+        else {
+            return Ok(None);
+        };
+        let named = |error: &dyn std::fmt::Display| format!("registry credentials in {}: {error}", file.display());
+        // Read each time: credentials change, and pulls are rare.
+        let json = std::fs::read(file).map_err(|error| named(&error))?;
+        Credentials::from_docker_config(&json, registry).map_err(|error| named(&error))
+    }
+
+    fn evict_images(self: &Arc<Self>) {
+        let node = Arc::clone(self);
+        self.tasks.spawn(async move {
+            match node.images.evict_to(node.config.image_budget).await {
+                Ok(evicted) if evicted.images > 0 => tracing::info!(?evicted, "images that nobody used were removed"),
+                Ok(_) => {}
+                Err(error) => tracing::warn!(error = chain(&error), "images could not be evicted"),
+            }
+        });
     }
 }
 
@@ -69,9 +153,13 @@ impl Blueprint {
     /// The command for a worker, and the descriptors that go with it.
     pub(crate) fn prepare(&self) -> Result<(link::Command, Vec<OwnedFd>), NodeError> {
         let failed = |error: std::io::Error| NodeError::Failed(format!("cannot lay out a root file system: {error}"));
-        let mut fds = vec![ate_sys::detached_bind(&self.runtime.path).map_err(failed)?];
+        let mut fds = vec![ate_sys::detached_bind(self.runtime.path()).map_err(failed)?];
         for image in &self.images {
             fds.push(ate_sys::detached_overlay(&image.layers).map_err(failed)?);
+        }
+        fds.extend(self.runtime.leases().map_err(failed)?);
+        for image in &self.images {
+            fds.push(image.lease.descriptor().as_fd().try_clone_to_owned().map_err(failed)?);
         }
         let prepare = Prepare {
             kind: self.kind.clone(),

@@ -16,6 +16,7 @@ mod memory;
 mod orders;
 mod runtime;
 mod snapshots;
+mod tier;
 mod workers;
 
 use std::collections::HashMap;
@@ -46,6 +47,13 @@ pub struct Config {
     pub instance_key: [u8; 32],
     /// Restores and starts that may run at once; more wait in line. They are bound by processors.
     pub activations_at_once: usize,
+    /// Where snapshots are durable; `None`: on this node's disk, which is all there is.
+    pub storage: Option<ate_blob::Blobs>,
+    /// Bytes that images may take together, and runtimes; what is in use is never evicted.
+    pub image_budget: u64,
+    pub asset_budget: u64,
+    /// A docker config with credentials for registries.
+    pub registry_config: Option<PathBuf>,
 }
 
 /// How many workers a pool should have here, and what each may use.
@@ -63,6 +71,8 @@ pub enum NodeError {
     Io { what: String, source: std::io::Error },
     #[error("the images of this node cannot be used")]
     Images(#[from] ate_image::StoreError),
+    #[error("the runtimes of this node cannot be used")]
+    Assets(#[from] ate_asset::StoreError),
     #[error("the worker process did not come up: {0}")]
     Worker(String),
 }
@@ -79,6 +89,7 @@ pub struct Node {
     config: Config,
     images: ate_image::ImageStore,
     runtimes: runtime::Runtimes,
+    blueprints: boxes::Blueprints,
     snapshots: snapshots::Snapshots,
     memories: memory::Memories,
     host: host::HostFacts,
@@ -105,8 +116,13 @@ impl Node {
         let (events, receiver) = mpsc::channel(EVENT_BUFFER);
         let node = Arc::new(Self {
             images: ate_image::ImageStore::open(&directory("images"), ate_image::Limits::default())?,
-            runtimes: runtime::Runtimes::open(&directory("assets")),
-            snapshots: snapshots::Snapshots::open(&directory("snapshots"), &directory("scratch")),
+            runtimes: runtime::Runtimes::open(&directory("assets"), config.asset_budget)?,
+            blueprints: boxes::Blueprints::default(),
+            snapshots: snapshots::Snapshots::open(
+                &directory("snapshots"),
+                &directory("scratch"),
+                config.storage.clone(),
+            ),
             memories: memory::Memories::default(),
             host: host::HostFacts::read(),
             logs: Logs::open(&directory("logs")),

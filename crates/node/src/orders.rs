@@ -22,7 +22,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::mpsc;
 
 use crate::Node;
-use crate::boxes::Blueprint;
+use crate::boxes::{Blueprint, Ran};
 use crate::snapshots::{SnapshotError, Unsaved, image_names};
 use crate::workers::{Handle, Memo};
 
@@ -37,8 +37,11 @@ const IMAGE_SLACK: usize = 8 << 20;
 pub(crate) struct InHand {
     memory: Option<(Memory, usize)>,
     archive: Option<std::fs::File>,
-    /// What it ran on.
-    runtime: crate::runtime::RuntimeDir,
+    ran: Ran,
+    /// The worker that keeps hold of it too until it is stored.
+    worker: Option<Arc<Handle>>,
+    /// Disk that is set aside for it.
+    room: Option<std::fs::File>,
 }
 
 struct Laps {
@@ -84,7 +87,7 @@ impl Node {
             }
             Source::Snapshot { at, .. } => {
                 let key = SnapshotKey::parse(&at.prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
-                let manifest = self.snapshots.manifest(&key, &at.manifest).map_err(unusable)?;
+                let manifest = self.snapshots.ensure(&key, &at.manifest).await.map_err(unusable)?;
                 let assets = manifest.assets.iter().map(|(name, Asset { url, sha256 })| {
                     (name.clone(), ate_orders::RuntimeAsset { url: url.clone(), sha256: *sha256 })
                 });
@@ -124,10 +127,10 @@ impl Node {
             ports: order.workload.ports.iter().map(|port| port.number).collect(),
             egress: order.workload.egress.clone(),
             freeze_after: order.workload.freeze_after,
-            memo: serde_json::to_value(Memo { runtime: blueprint.runtime.clone(), workload: order.workload.clone() })
+            memo: serde_json::to_value(Memo { ran: blueprint.ran.clone(), workload: order.workload.clone() })
                 .expect("plain data"),
         }));
-        handle.host(&order.identity, &blueprint.runtime, &order.workload);
+        handle.host(&order.identity, &blueprint.ran, &order.workload);
         let answer = handle.link.call(command, &link::borrowed(&fds)).await;
         if let Some(memory) = loaded.memory {
             self.memories.give_back(memory);
@@ -161,30 +164,56 @@ impl Node {
             template: TemplateIdentity { uid: order.workload.template_uid, key: order.workload.template.clone() },
             scope: manifest.scope,
             generation: order.identity.generation,
-            workload: blueprint.workload,
+            workload: blueprint.ran.workload,
         };
         manifest.admit(&host, &expectation).map_err(|refused| NodeError::Refused(refused.to_string()))?;
         let data_key = match manifest.golden {
             true => None,
             false => Some(self.unseal(&order.sealed_key, order.identity.uid)?),
         };
-        let node = Arc::clone(self);
-        let loaded = tokio::task::spawn_blocking(move || -> Result<Loaded, SnapshotError> {
-            let archive = node.snapshots.archive(&key, &manifest, data_key.as_ref())?;
-            let data = archive.is_some();
-            if manifest.scope == Scope::Data {
-                return Ok(Loaded { source: link::Source::Boot { data }, memory: None, archive });
+        let (node, data_key) = (Arc::clone(self), Arc::new(data_key));
+        match node.clone().read_in(key.clone(), manifest.clone(), data_key.clone()).await {
+            Err(SnapshotError::Unusable { reason, .. }) if self.snapshots.has_tier() => {
+                tracing::warn!(snapshot = %key, reason, "the copy on this disk is damaged: fetching it again");
+                self.snapshots.fetch_again(&key, &manifest).await.map_err(unusable)?;
+                node.read_in(key, manifest, data_key).await.map_err(unusable)
             }
-            let length = manifest.image.map_or(0, |image| usize::try_from(image.length).unwrap_or(usize::MAX));
-            let mut memory = node.memories.take(length).map_err(|source| SnapshotError::Io {
-                what: "make room for the image",
-                key: key.to_string(),
-                source,
-            })?;
-            node.snapshots.image_into(&key, &manifest, data_key.as_ref(), &mut memory)?;
-            Ok(Loaded { source: link::Source::Image { data }, memory: Some(memory), archive })
+            other => other.map_err(unusable),
+        }
+    }
+
+    /// Decodes a snapshot of this disk.
+    async fn read_in(
+        self: Arc<Self>,
+        key: SnapshotKey,
+        manifest: Manifest,
+        data_key: Arc<Option<DataKey>>,
+    ) -> Result<Loaded, SnapshotError> {
+        let name = key.to_string();
+        let read = tokio::task::spawn_blocking(move || {
+            let data_key = data_key.as_ref().as_ref();
+            let archive = self.snapshots.archive(&key, &manifest, data_key)?;
+            let data = archive.is_some();
+            let loaded = match manifest.scope {
+                Scope::Data => Loaded { source: link::Source::Boot { data }, memory: None, archive },
+                Scope::Full => {
+                    let length = manifest.image.map_or(0, |image| usize::try_from(image.length).unwrap_or(usize::MAX));
+                    let mut memory = self.memories.take(length).map_err(|source| SnapshotError::Io {
+                        what: "make room for the image",
+                        key: key.to_string(),
+                        source,
+                    })?;
+                    self.snapshots.image_into(&key, &manifest, data_key, &mut memory)?;
+                    Loaded { source: link::Source::Image { data }, memory: Some(memory), archive }
+                }
+            };
+            if !manifest.golden {
+                self.snapshots.forget_older(&key);
+            }
+            Ok(loaded)
         });
-        loaded.await.map_err(|error| NodeError::Failed(error.to_string()))?.map_err(unusable)
+        let failed = |error| SnapshotError::Io { what: "read", key: name, source: std::io::Error::other(error) };
+        read.await.map_err(failed)?
     }
 
     fn unseal(&self, sealed: &str, actor: ActorUid) -> Result<DataKey, NodeError> {
@@ -208,7 +237,7 @@ impl Node {
     }
 
     /// The box is taken; the next one is made while nobody waits for it.
-    fn prepare_next(self: &Arc<Self>, handle: Arc<Handle>, blueprint: Blueprint) {
+    fn prepare_next(self: &Arc<Self>, handle: Arc<Handle>, blueprint: Arc<Blueprint>) {
         handle.take_box(&blueprint.kind);
         let node = Arc::clone(self);
         self.tasks.spawn(async move {
@@ -223,8 +252,13 @@ impl Node {
             return Ok(Captured::default());
         }
         let handle = self.worker(order.worker)?;
-        let (runtime, workload, memory_bytes) = handle.hosted(order.actor, order.generation).ok_or(NodeError::Stale)?;
-        let failed = |error: std::io::Error| NodeError::NotSaved(error.to_string());
+        let Some((ran, workload, memory_bytes)) = handle.hosted(order.actor, order.generation) else {
+            return self.take_back(&handle, order.op).await.map(|()| Captured::default());
+        };
+        let failed = |error: std::io::Error| NodeError::NotSaved(format!("cannot set room aside: {error}"));
+        let (node, bytes) = (Arc::clone(self), memory_bytes);
+        let room = tokio::task::spawn_blocking(move || node.snapshots.reserve(bytes + IMAGE_SLACK as u64)).await;
+        let room = room.map_err(std::io::Error::other).flatten().map_err(failed)?;
         let memory = match order.full {
             true => {
                 let (node, room) = (Arc::clone(self), usize::try_from(memory_bytes).unwrap_or(0) + IMAGE_SLACK);
@@ -247,16 +281,46 @@ impl Node {
             memory: order.full,
             data: workload.has_volumes(),
         });
-        match handle.link.call(command, &fds).await.map_err(from_link)? {
-            Answer::Captured { image_bytes, phases, .. } => {
+        let answer = handle.link.call(command, &fds).await;
+        drop(fds);
+        match answer {
+            Ok(Answer::Captured { image_bytes, phases }) => {
                 let length = usize::try_from(image_bytes).unwrap_or(0);
-                let in_hand = InHand { memory: memory.map(|memory| (memory, length)), archive, runtime };
+                let memory = memory.map(|memory| (memory, length));
+                let in_hand = InHand { memory, archive, ran, worker: Some(Arc::clone(&handle)), room: Some(room) };
                 self.captured.lock().insert(order.op, in_hand);
                 handle.vacate();
                 Ok(Captured { phases })
             }
-            other => Err(NodeError::Failed(format!("the worker answered {other:?}"))),
+            Ok(other) => Err(NodeError::Failed(format!("the worker answered {other:?}"))),
+            Err(LinkError::Refused(Refusal::Captured)) => {
+                self.take_back(&handle, order.op).await.map(|()| Captured::default())
+            }
+            Err(error) => Err(from_link(error)),
         }
+    }
+
+    /// Takes into the node's hands what a worker captured for an earlier one.
+    pub(crate) async fn take_back(&self, handle: &Arc<Handle>, op: OpId) -> Result<(), NodeError> {
+        let (answer, fds) = handle.link.exchange(Command::Recall { op }, &[]).await.map_err(from_link)?;
+        let Answer::Recalled(recalled) = answer else {
+            return Err(NodeError::Failed(format!("the worker answered {answer:?}")));
+        };
+        let unclear =
+            |error: &dyn std::fmt::Display| NodeError::Failed(format!("what was captured is unclear: {error}"));
+        let Memo { ran, .. } = serde_json::from_value(recalled.memo).map_err(|error| unclear(&error))?;
+        let mut fds = fds.into_iter();
+        let mut next =
+            |wanted: bool| if wanted { fds.next().map(Some).ok_or("a descriptor is missing") } else { Ok(None) };
+        let memory = next(recalled.memory).map_err(|error| unclear(&error))?;
+        let archive = next(recalled.data).map_err(|error| unclear(&error))?.map(std::fs::File::from);
+        let length = usize::try_from(recalled.image_bytes).map_err(|error| unclear(&error))?;
+        let memory = memory.map(Memory::from_fd).transpose().map_err(|error| unclear(&error))?;
+        let memory = memory.map(|memory| (memory, length));
+        let in_hand = InHand { memory, archive, ran, worker: Some(Arc::clone(handle)), room: None };
+        self.captured.lock().insert(op, in_hand);
+        handle.vacate();
+        Ok(())
     }
 
     async fn run_store(self: &Arc<Self>, order: SnapshotOrder) -> Result<Stored, NodeError> {
@@ -265,19 +329,20 @@ impl Node {
         let Some(in_hand) = in_hand else {
             // Asked twice, or after a restart: what matters is whether it is there.
             let (manifest, bytes) = self.snapshots.stored(&key).ok_or(NodeError::NothingCaptured)?;
-            return Ok(Stored { manifest, bytes, durable: order.durable });
+            return Ok(Stored { manifest, bytes, durable: !self.snapshots.has_tier() });
         };
-        let blueprint = self.blueprint(&order.workload, &in_hand.runtime.assets).await?;
         let data_key = match order.golden {
             true => None,
             false => Some(self.unseal(&order.sealed_key, order.identity.uid)?),
         };
-        let (node, op, durable) = (Arc::clone(self), order.op, order.durable);
+        let (node, op) = (Arc::clone(self), order.op);
         let stored =
-            tokio::task::spawn_blocking(move || node.write_down(&key, &order, &blueprint, in_hand, data_key.as_ref()))
-                .await;
+            tokio::task::spawn_blocking(move || node.write_down(&key, &order, in_hand, data_key.as_ref())).await;
         match stored.map_err(|error| NodeError::Failed(error.to_string()))? {
-            Ok((manifest, bytes)) => Ok(Stored { manifest, bytes, durable }),
+            Ok((manifest, bytes, in_hand)) => {
+                self.release(op, in_hand);
+                Ok(Stored { manifest, bytes, durable: !self.snapshots.has_tier() })
+            }
             Err((error, in_hand)) => {
                 // Kept: the next try begins with it.
                 self.captured.lock().insert(op, in_hand);
@@ -286,21 +351,37 @@ impl Node {
         }
     }
 
+    /// What was stored need not be held any more; its memory is used again once the worker has let go of it too.
+    fn release(self: &Arc<Self>, op: OpId, in_hand: InHand) {
+        let node = Arc::clone(self);
+        self.tasks.spawn(async move {
+            if let Some(handle) = in_hand.worker
+                && let Err(LinkError::Refused(refusal)) = handle.link.call(Command::Release { op }, &[]).await
+            {
+                tracing::warn!(%refusal, "a worker does not let go of what is stored");
+                return;
+            }
+            if let Some((memory, _)) = in_hand.memory {
+                node.memories.give_back(memory);
+            }
+        });
+    }
+
     fn write_down(
         &self,
         key: &SnapshotKey,
         order: &SnapshotOrder,
-        blueprint: &Blueprint,
         mut in_hand: InHand,
         data_key: Option<&DataKey>,
-    ) -> Result<(ate_name::Digest, u64), (SnapshotError, InHand)> {
+    ) -> Result<(ate_name::Digest, u64, InHand), (SnapshotError, InHand)> {
+        in_hand.room = None;
         let base = order.base.as_ref().filter(|_| order.full).and_then(|at| {
             let base = SnapshotKey::parse(&at.prefix).ok()?;
             let manifest = self.snapshots.manifest(&base, &at.manifest).ok()?;
             let loaded = self.snapshots.base(&base, manifest.image?.digest).ok()?;
             Some((base, loaded))
         });
-        let manifest = self.new_manifest(order, blueprint);
+        let manifest = self.new_manifest(order, &in_hand.ran);
         let archive = in_hand.archive.as_ref().and_then(|file| file.try_clone().ok());
         let result = match &mut in_hand.memory {
             Some((memory, length)) => match memory.map(*length) {
@@ -312,27 +393,21 @@ impl Node {
             None => self.snapshots.save(key, Unsaved { manifest, image: None, archive, base, key: data_key }),
         };
         match result {
-            Ok(stored) => {
-                if let Some((memory, _)) = in_hand.memory.take() {
-                    self.memories.give_back(memory);
-                }
-                Ok(stored)
-            }
+            Ok((manifest, bytes)) => Ok((manifest, bytes, in_hand)),
             Err(error) => Err((error, in_hand)),
         }
     }
 
-    fn new_manifest(&self, order: &SnapshotOrder, blueprint: &Blueprint) -> Manifest {
+    fn new_manifest(&self, order: &SnapshotOrder, ran: &Ran) -> Manifest {
         Manifest {
             format: ate_snapshot::FORMAT,
             sandbox_class: "gvisor".to_owned(),
-            assets: blueprint
-                .runtime
+            assets: ran
                 .assets
                 .iter()
                 .map(|(name, asset)| (name.clone(), Asset { url: asset.url.clone(), sha256: asset.sha256 }))
                 .collect(),
-            version_label: blueprint.runtime.label.clone(),
+            version_label: ran.label.clone(),
             architecture: self.host.architecture.to_owned(),
             cpu_features: self.host.cpu_features.clone(),
             platform: PLATFORM.to_owned(),
@@ -344,7 +419,7 @@ impl Node {
             scope: if order.full { Scope::Full } else { Scope::Data },
             base: None,
             image: None,
-            workload: blueprint.workload,
+            workload: ran.workload,
             files: Vec::new(),
             secret_exposure: SecretExposure::None,
             encryption: None,
@@ -430,7 +505,7 @@ fn from_link(error: LinkError) -> NodeError {
             Refusal::Busy => NodeError::Busy,
             Refusal::Aborted => NodeError::Aborted,
             Refusal::NotSaved(why) => NodeError::NotSaved(why),
-            Refusal::NotPrepared => NodeError::Failed(refusal.to_string()),
+            Refusal::NotPrepared | Refusal::Captured => NodeError::Failed(refusal.to_string()),
             Refusal::Failed(why) => NodeError::Failed(why),
         },
     }
@@ -469,8 +544,10 @@ impl Nodes for LocalNode {
         self.check(node)?.run_store(order).await
     }
 
-    async fn upload(&self, node: &NodeName, _prefix: &str) -> Result<(), NodeError> {
-        self.check(node).map(drop)
+    async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError> {
+        let key = SnapshotKey::parse(prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
+        let uploaded = self.check(node)?.snapshots.upload(&key).await;
+        uploaded.map_err(|error| NodeError::Failed(crate::boxes::chain(&error)))
     }
 
     async fn discard(
@@ -508,13 +585,12 @@ impl Nodes for LocalNode {
     }
 
     async fn forget(&self, node: &NodeName, prefixes: Vec<String>) -> Result<(), NodeError> {
-        let node = Arc::clone(self.check(node)?);
-        let forgotten = tokio::task::spawn_blocking(move || {
-            prefixes
-                .iter()
-                .filter_map(|prefix| SnapshotKey::parse(prefix).ok())
-                .try_for_each(|key| node.snapshots.forget(&key))
-        });
-        forgotten.await.map_err(std::io::Error::other).flatten().map_err(|error| NodeError::Failed(error.to_string()))
+        let node = self.check(node)?;
+        for prefix in prefixes {
+            let key = SnapshotKey::parse(&prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
+            let forgotten = node.snapshots.forget(&key).await;
+            forgotten.map_err(|error| NodeError::Failed(crate::boxes::chain(&error)))?;
+        }
+        Ok(())
     }
 }

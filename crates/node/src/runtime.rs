@@ -1,80 +1,75 @@
-//! The binaries that sandboxes are made with: fetched once, checked, laid out as the sandbox wants them.
+//! The binaries that sandboxes are made with, as the asset store keeps them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use ate_name::Digest;
+use ate_asset::{Asset, AssetStore, RuntimeDirectory};
 use ate_orders::RuntimeAsset;
-use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
+
+use crate::boxes::chain;
+
+/// How often a binary that was just written is tried before it is given up as busy.
+const BUSY_TRIES: u32 = 20;
+const BUSY_WAIT: std::time::Duration = std::time::Duration::from_millis(50);
 
 #[derive(Debug)]
-pub(crate) struct Runtimes {
-    directory: PathBuf,
-    labels: Mutex<HashMap<PathBuf, String>>,
-}
+pub(crate) struct Runtimes(AssetStore);
 
-/// A runtime on disk.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct RuntimeDir {
-    pub(crate) path: PathBuf,
+/// A runtime on disk, there for as long as somebody holds this.
+#[derive(Debug)]
+pub(crate) struct Runtime {
+    directory: RuntimeDirectory,
     /// What the runtime calls its own build.
     pub(crate) label: String,
-    pub(crate) assets: BTreeMap<String, RuntimeAsset>,
+}
+
+impl Runtime {
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// What keeps the runtime from eviction; a box takes it along, so that it holds when this process is gone.
+    pub(crate) fn leases(&self) -> io::Result<Vec<OwnedFd>> {
+        self.directory.leases().map(|lease| lease.as_fd().try_clone_to_owned()).collect()
+    }
 }
 
 impl Runtimes {
-    pub(crate) fn open(directory: &Path) -> Self {
-        Self { directory: directory.to_owned(), labels: Mutex::default() }
+    pub(crate) fn open(directory: &Path, budget: u64) -> Result<Self, ate_asset::StoreError> {
+        Ok(Self(AssetStore::open(directory, budget)?))
     }
 
-    pub(crate) fn ensure(&self, assets: &BTreeMap<String, RuntimeAsset>) -> Result<RuntimeDir, String> {
-        let identity: String = assets.iter().map(|(name, asset)| format!("{name}={}\n", asset.sha256)).collect();
-        let path =
-            self.directory.join("runtimes").join(ate_snapshot::Content::of(identity.as_bytes()).digest.to_string());
-        if !path.exists() {
-            let temporary = self.directory.join(format!("runtime-{}", std::process::id()));
-            let _ = std::fs::remove_dir_all(&temporary);
-            for (name, asset) in assets {
-                let file = if name == "runsc" { temporary.join(name) } else { temporary.join("gvisor-bin").join(name) };
-                fetch(asset, &file).map_err(|error| format!("asset {name:?} from {}: {error}", asset.url))?;
-            }
-            let parent = path.parent().expect("joined above");
-            std::fs::create_dir_all(parent)
-                .and_then(|()| std::fs::rename(&temporary, &path))
-                .map_err(|error| error.to_string())?;
+    pub(crate) async fn ensure(&self, assets: &BTreeMap<String, RuntimeAsset>) -> Result<Runtime, String> {
+        let mut files = BTreeMap::new();
+        for (name, RuntimeAsset { url, sha256 }) in assets {
+            let asset = Asset { url: url.clone(), sha256: *sha256 };
+            let file = self.0.ensure(&asset).await.map_err(|error| format!("asset {name:?}: {}", chain(&error)))?;
+            files.insert(name.clone(), file);
         }
-        let label = self.label(&path)?;
-        Ok(RuntimeDir { path, label, assets: assets.clone() })
-    }
-
-    fn label(&self, path: &Path) -> Result<String, String> {
-        if let Some(label) = self.labels.lock().get(path) {
-            return Ok(label.clone());
-        }
-        let output = std::process::Command::new(path.join("runsc"))
-            .arg("--version")
-            .output()
-            .map_err(|error| format!("the runtime does not run: {error}"))?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        let label = text.lines().next().and_then(|line| line.split_whitespace().last()).unwrap_or_default().to_owned();
-        self.labels.lock().insert(path.to_owned(), label.clone());
-        Ok(label)
+        let directory = self.0.runtime_directory(files).await.map_err(|error| chain(&error))?;
+        let label = label(directory.runsc()).await?;
+        Ok(Runtime { directory, label })
     }
 }
 
-fn fetch(asset: &RuntimeAsset, to: &Path) -> io::Result<()> {
-    let from = asset.url.strip_prefix("file://").ok_or_else(|| io::Error::other("only file urls for now"))?;
-    let bytes = std::fs::read(from)?;
-    let found: Digest = ate_snapshot::Content::of(&bytes).digest;
-    if found != asset.sha256 {
-        return Err(io::Error::other(format!("sha256 is {found}, expected {}", asset.sha256)));
+async fn label(runsc: PathBuf) -> Result<String, String> {
+    let mut tries = 0;
+    let output = loop {
+        match tokio::process::Command::new(&runsc).arg("--version").output().await {
+            // Another thread's child may still have it open for writing, until it becomes its own program.
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && tries < BUSY_TRIES => {
+                tries += 1;
+                tokio::time::sleep(BUSY_WAIT).await;
+            }
+            Err(error) => return Err(format!("the runtime does not run: {error}")),
+            Ok(output) => break output,
+        }
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    match text.lines().next().and_then(|line| line.split_whitespace().last()) {
+        Some(label) if output.status.success() => Ok(label.to_owned()),
+        _ => Err(format!("the runtime does not say its version ({}); is asset \"runsc\" a runsc?", output.status)),
     }
-    if let Some(parent) = to.parent() {
-        std::fs::create_dir_all(parent)?;
-    }
-    std::fs::write(to, bytes)?;
-    std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o755))
 }

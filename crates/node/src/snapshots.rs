@@ -19,6 +19,8 @@ use ate_snapshot::{
 use ate_sys::Memory;
 use parking_lot::Mutex;
 
+use crate::tier::{Flights, Tier};
+
 /// Golden images kept decoded. A node runs few templates at a time; one that is not here is decoded again.
 const BASES_KEPT: usize = 8;
 
@@ -31,6 +33,10 @@ pub enum SnapshotError {
     Io { what: &'static str, key: String, source: io::Error },
     #[error("snapshot {key} is not usable: {reason}")]
     Unusable { key: String, reason: String },
+    #[error("snapshot {key} is not in {whence}")]
+    Missing { key: String, whence: String },
+    #[error("durable storage failed for snapshot {key}")]
+    Storage { key: String, source: ate_blob::BlobError },
 }
 
 /// An image or archive to be stored.
@@ -55,11 +61,27 @@ pub(crate) struct Snapshots {
     directory: PathBuf,
     scratch: PathBuf,
     bases: Mutex<HashMap<SnapshotKey, Arc<LoadedBase>>>,
+    /// Beyond this disk; `None` if this disk is all there is.
+    pub(crate) blobs: Tier,
+    pub(crate) flights: Flights,
 }
 
 impl Snapshots {
-    pub(crate) fn open(directory: &Path, scratch: &Path) -> Self {
-        Self { directory: directory.to_owned(), scratch: scratch.to_owned(), bases: Mutex::default() }
+    pub(crate) fn open(directory: &Path, scratch: &Path, blobs: Tier) -> Self {
+        Self {
+            directory: directory.to_owned(),
+            scratch: scratch.to_owned(),
+            bases: Mutex::default(),
+            blobs,
+            flights: Flights::default(),
+        }
+    }
+
+    /// Sets room aside on the disk, so that a full one is found out while the actor still lives.
+    pub(crate) fn reserve(&self, bytes: u64) -> io::Result<File> {
+        let file = self.scratch_file()?;
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes)?;
+        Ok(file)
     }
 
     /// Where a worker may write an archive that will be stored later; it has no name, so nothing is left of it.
@@ -72,9 +94,13 @@ impl Snapshots {
         Ok(File::from(fd))
     }
 
-    fn path(&self, key: &SnapshotKey) -> PathBuf {
+    pub(crate) fn path(&self, key: &SnapshotKey) -> PathBuf {
         let id = key.id;
         self.directory.join(id.actor.to_string()).join(format!("{:020}-{}", id.generation.get(), id.op))
+    }
+
+    pub(crate) fn is_here(&self, key: &SnapshotKey) -> bool {
+        self.path(key).join(MANIFEST).exists()
     }
 
     /// The digest of the manifest, if the snapshot is complete.
@@ -164,13 +190,18 @@ impl Snapshots {
         Ok(content)
     }
 
+    fn manifest_bytes(&self, key: &SnapshotKey) -> Result<Vec<u8>, SnapshotError> {
+        std::fs::read(self.path(key).join(MANIFEST)).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => {
+                SnapshotError::Missing { key: key.to_string(), whence: "this node's disk".to_owned() }
+            }
+            _ => SnapshotError::Io { what: "read the manifest", key: key.to_string(), source },
+        })
+    }
+
     /// The manifest that the actor's record speaks of, and no other.
     pub(crate) fn manifest(&self, key: &SnapshotKey, digest: &Digest) -> Result<Manifest, SnapshotError> {
-        let bytes = std::fs::read(self.path(key).join(MANIFEST)).map_err(|source| SnapshotError::Io {
-            what: "read the manifest",
-            key: key.to_string(),
-            source,
-        })?;
+        let bytes = self.manifest_bytes(key)?;
         Manifest::read(&bytes, digest)
             .map_err(|error| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() })
     }
@@ -244,11 +275,8 @@ impl Snapshots {
             .iter()
             .find(|file| file.role == role)
             .ok_or_else(|| unusable("a file is missing from its manifest".into()))?;
-        let file = File::open(self.path(key).join(described.name.as_str())).map_err(|source| SnapshotError::Io {
-            what: "open a file",
-            key: key.to_string(),
-            source,
-        })?;
+        let file = File::open(self.path(key).join(described.name.as_str()));
+        let file = file.map_err(|error| unusable(format!("file {} cannot be opened: {error}", described.name)))?;
         let mut stored = Hashing::new(BufReader::with_capacity(1 << 20, file));
         match (manifest.encryption, data_key) {
             (Some(encryption), Some(data_key)) if encryption.key == data_key.id() => {
@@ -273,11 +301,7 @@ impl Snapshots {
             return Ok(Arc::clone(base));
         }
         let unusable = |reason: &str| SnapshotError::Unusable { key: key.to_string(), reason: reason.to_owned() };
-        let bytes = std::fs::read(self.path(key).join(MANIFEST)).map_err(|source| SnapshotError::Io {
-            what: "read the manifest",
-            key: key.to_string(),
-            source,
-        })?;
+        let bytes = self.manifest_bytes(key)?;
         let manifest = Manifest::read_unverified(&bytes).map_err(|error| unusable(&error.to_string()))?;
         let content = manifest
             .image
@@ -308,7 +332,18 @@ impl Snapshots {
         bases.insert(key.clone(), base);
     }
 
-    pub(crate) fn forget(&self, key: &SnapshotKey) -> io::Result<()> {
+    /// Removes snapshots of the actor that are older than the one it continues from: nobody asks for them again.
+    pub(crate) fn forget_older(&self, key: &SnapshotKey) {
+        let newest = self.path(key);
+        let entries = newest.parent().and_then(|actor| std::fs::read_dir(actor).ok()).into_iter().flatten().flatten();
+        // Names begin with the generation, padded: they sort by it.
+        for old in entries.filter(|entry| entry.path() < newest) {
+            let _ = std::fs::remove_file(old.path().join(MANIFEST));
+            let _ = std::fs::remove_dir_all(old.path());
+        }
+    }
+
+    pub(crate) fn forget_here(&self, key: &SnapshotKey) -> io::Result<()> {
         let directory = self.path(key);
         // Without its manifest it no longer exists, whatever happens next.
         let _ = std::fs::remove_file(directory.join(MANIFEST));
@@ -325,7 +360,7 @@ impl Snapshots {
 }
 
 /// Written whole or not at all, and there after a power cut.
-fn write_durably(directory: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn write_durably(directory: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let temporary = directory.join(format!(".{name}"));
     let mut file = File::create(&temporary)?;
     file.write_all(bytes)?;

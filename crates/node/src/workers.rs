@@ -15,11 +15,14 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use crate::runtime::RuntimeDir;
+use crate::boxes::Ran;
 use crate::{Node, NodeError, Pool};
 
 /// A worker that is not up by then will not be.
 const UP_WITHIN: Duration = Duration::from_secs(10);
+
+/// A worker that outlived its node first brings to an end what that one had begun: a save of some gigabytes at worst.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(120);
 
 /// How often workers are asked how idle they are.
 const REPORT_EVERY: Duration = Duration::from_millis(500);
@@ -43,7 +46,7 @@ pub(crate) struct Birth {
 /// What the node must know of an actor to take it out of its worker again. The worker keeps it for the next node.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Memo {
-    pub(crate) runtime: RuntimeDir,
+    pub(crate) ran: Ran,
     pub(crate) workload: Workload,
 }
 
@@ -61,7 +64,7 @@ pub(crate) struct Handle {
 struct HandleState {
     warm: HashMap<BoxKind, usize>,
     templates: HashMap<BoxKind, TemplateUid>,
-    tenant: Option<(Identity, RuntimeDir, Workload)>,
+    tenant: Option<(Identity, Ran, Workload)>,
     memory_bytes: u64,
 }
 
@@ -80,16 +83,16 @@ impl Handle {
         }
     }
 
-    pub(crate) fn host(&self, identity: &Identity, runtime: &RuntimeDir, workload: &Workload) {
-        self.state.lock().tenant = Some((identity.clone(), runtime.clone(), workload.clone()));
+    pub(crate) fn host(&self, identity: &Identity, ran: &Ran, workload: &Workload) {
+        self.state.lock().tenant = Some((identity.clone(), ran.clone(), workload.clone()));
     }
 
     /// What the actor runs on, if it is the one at the generation.
-    pub(crate) fn hosted(&self, actor: ActorUid, generation: Generation) -> Option<(RuntimeDir, Workload, u64)> {
+    pub(crate) fn hosted(&self, actor: ActorUid, generation: Generation) -> Option<(Ran, Workload, u64)> {
         let state = self.state.lock();
-        let (identity, runtime, workload) = state.tenant.as_ref()?;
+        let (identity, ran, workload) = state.tenant.as_ref()?;
         (identity.uid == actor && identity.generation == generation)
-            .then(|| (runtime.clone(), workload.clone(), state.memory_bytes))
+            .then(|| (ran.clone(), workload.clone(), state.memory_bytes))
     }
 
     pub(crate) fn vacate(&self) {
@@ -166,7 +169,7 @@ impl Node {
     async fn connect(self: &Arc<Self>, birth: &Birth, directory: &Path) -> Result<Arc<Handle>, NodeError> {
         let (link, events) =
             WorkerLink::connect(&directory.join("link")).await.map_err(NodeError::io("reach the worker"))?;
-        let report = tokio::time::timeout(UP_WITHIN, link.call(link::Command::Report, &[])).await;
+        let report = tokio::time::timeout(ANSWERS_WITHIN, link.call(link::Command::Report, &[])).await;
         let report = match report {
             Ok(Ok(Answer::Report(report))) => report,
             _ => return Err(NodeError::Worker("it does not answer".into())),
@@ -185,7 +188,10 @@ impl Node {
             handle.add_box(kind);
         }
         if let (Some(hosted), Ok(memo)) = (&report.hosted, serde_json::from_value::<Memo>(report.memo)) {
-            handle.host(&hosted.identity, &memo.runtime, &memo.workload);
+            handle.host(&hosted.identity, &memo.ran, &memo.workload);
+        }
+        for op in &report.retained {
+            self.take_back(&handle, *op).await.map_err(|error| NodeError::Worker(error.to_string()))?;
         }
         let egress = directory.join("link").join(ate_worker::EGRESS_SOCKET);
         let _ = std::fs::remove_file(&egress);

@@ -84,8 +84,6 @@ pub struct SnapshotOrder {
     pub base: Option<SnapshotAt>,
     /// This is the golden itself: anyone of the template may restore it.
     pub golden: bool,
-    /// Done only when it is in durable storage.
-    pub durable: bool,
     pub sealed_key: String,
 }
 
@@ -110,6 +108,7 @@ pub struct Captured {
 pub struct Stored {
     pub manifest: Digest,
     pub bytes: u64,
+    /// The node's disk is all the durable storage there is; otherwise [`Nodes::upload`] makes it durable.
     pub durable: bool,
 }
 
@@ -252,6 +251,7 @@ pub trait Nodes: Send + Sync {
     /// Asks a capture to stop where it can; its own answer tells whether it could.
     async fn abort(&self, node: &NodeName, worker: WorkerUid, op: OpId) -> Result<(), NodeError>;
 
+    /// Writes what was captured to the node's disk.
     async fn store(&self, node: &NodeName, order: SnapshotOrder) -> Result<Stored, NodeError>;
 
     /// Brings a snapshot that is on the node's disk to durable storage.

@@ -144,8 +144,18 @@ impl Driver for GvisorDriver {
         stdio: Vec<OwnedFd>,
     ) -> Result<Box<dyn Sandbox>, SandboxError> {
         std::fs::create_dir_all(self.state()).map_err(SandboxError::io("make the state directory"))?;
-        self.create(workload, 0, id, id, &stdio[0]).await?;
-        let [sandbox, gofer] = self.pids(id)?;
+        let cgroup = workload.cgroup.as_deref().map(Cgroup::at);
+        let created = match self.create(workload, 0, id, id, &stdio[0]).await {
+            Ok(()) => self.pids(id),
+            Err(error) => Err(error),
+        };
+        let [sandbox, gofer] = match created {
+            Ok(pids) => pids,
+            Err(error) => {
+                self.clear_failed(id, cgroup.as_ref()).await;
+                return Err(error);
+            }
+        };
         let mut made = GvisorBox {
             runsc: Self::new(&self.runsc, &self.directory, self.reaper.clone()),
             id: id.to_owned(),
@@ -153,7 +163,7 @@ impl Driver for GvisorDriver {
             control: Control::new(&self.socket(id)),
             sandbox: self.reaper.follow(sandbox),
             gofers: vec![self.reaper.follow(gofer)],
-            cgroup: workload.cgroup.as_deref().map(Cgroup::at),
+            cgroup,
             exit: watch::Sender::new(None),
             watcher: std::sync::Mutex::default(),
         };
@@ -163,8 +173,14 @@ impl Driver for GvisorDriver {
                 let _ = made.destroy().await;
                 return Err(error);
             }
-            made.gofers.push(self.reaper.follow(self.pids(&other)?[1]));
-            made.others.push(other);
+            made.others.push(other.clone());
+            match self.pids(&other) {
+                Ok([_, gofer]) => made.gofers.push(self.reaper.follow(gofer)),
+                Err(error) => {
+                    let _ = made.destroy().await;
+                    return Err(error);
+                }
+            }
         }
         made.watch_exit(false);
         Ok(Box::new(made))
@@ -172,6 +188,37 @@ impl Driver for GvisorDriver {
 }
 
 impl GvisorDriver {
+    /// A `create` that failed or hung may have got as far as processes and a control group.
+    async fn clear_failed(&self, id: &str, cgroup: Option<&Cgroup>) {
+        let left = cgroup.map(Cgroup::processes).unwrap_or_default();
+        for &pid in &left {
+            kill(pid);
+            self.reaper.follow(pid).exited().await;
+            self.reaper.forget(pid);
+        }
+        self.clear(id, &[]);
+        if let Some(Err(error)) = cgroup.map(Cgroup::remove) {
+            tracing::warn!(id, %error, "a box that was never made left its control group");
+        }
+    }
+
+    /// Removes the files of a box.
+    fn clear(&self, id: &str, others: &[String]) {
+        for id in std::iter::once(id).chain(others.iter().map(String::as_str)) {
+            let _ = std::fs::remove_dir_all(self.bundle(id));
+            let _ = std::fs::remove_file(self.log(id));
+        }
+        let own = |name: &str| {
+            name.starts_with(&format!("{id}_"))
+                || name.starts_with(&format!("{id}."))
+                || name.starts_with(&format!("runsc-{id}."))
+        };
+        let entries = std::fs::read_dir(self.state()).into_iter().flatten().flatten();
+        for entry in entries.filter(|entry| own(&entry.file_name().to_string_lossy())) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+
     /// The sandbox's and the gofer's pid, from the state that `create` has left.
     fn pids(&self, id: &str) -> Result<[u32; 2], SandboxError> {
         let broken =
@@ -378,20 +425,7 @@ impl Sandbox for GvisorBox {
             process.exited().await;
             self.runsc.reaper.forget(process.pid);
         }
-        for id in std::iter::once(&self.id).chain(&self.others) {
-            let _ = std::fs::remove_dir_all(self.runsc.bundle(id));
-            let _ = std::fs::remove_file(self.runsc.log(id));
-        }
-        if let Ok(entries) = std::fs::read_dir(self.runsc.state()) {
-            let own = |name: &str| {
-                name.starts_with(&format!("{}_", self.id))
-                    || name.starts_with(&format!("{}.", self.id))
-                    || name.starts_with(&format!("runsc-{}.", self.id))
-            };
-            for entry in entries.flatten().filter(|entry| own(&entry.file_name().to_string_lossy())) {
-                let _ = std::fs::remove_file(entry.path());
-            }
-        }
+        self.runsc.clear(&self.id, &self.others);
         if let Some(cgroup) = &self.cgroup {
             cgroup.remove().map_err(SandboxError::io("remove the cgroup"))?;
         }

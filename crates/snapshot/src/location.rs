@@ -54,7 +54,8 @@ impl Location {
             (_, "", _) => return error("has no bucket"),
             _ => {}
         }
-        if !bucket.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
+        let begins_well = bucket.is_empty() || bucket.starts_with(|c: char| c.is_ascii_alphanumeric());
+        if !begins_well || !bucket.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b)) {
             return error("has a malformed bucket (user, port, query and fragment are not allowed)");
         }
         if !path.is_empty() && !path.split('/').all(is_path_segment) {

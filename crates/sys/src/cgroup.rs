@@ -129,6 +129,16 @@ impl Cgroup {
         field(&file, "oom_kill").unwrap_or(0)
     }
 
+    /// Processes in the group itself, as this process's pid namespace numbers them; those it cannot see are left out.
+    pub fn processes(&self) -> Vec<u32> {
+        let directory = match self.version {
+            CgroupVersion::V1 => self.v1("memory"),
+            CgroupVersion::V2 => self.v2(),
+        };
+        let text = std::fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).filter(|&pid| pid != 0).collect()
+    }
+
     pub fn exists(&self) -> bool {
         self.directories().iter().any(|directory| directory.exists())
     }
@@ -199,6 +209,7 @@ mod tests {
         group.add(child.id()).unwrap();
         assert!(group.memory_bytes().is_some());
         assert_eq!(group.oom_kills(), 0);
+        assert_eq!(group.processes(), [child.id()]);
         assert!(group.child("nope").memory_bytes().is_none());
         assert!(group.remove().is_err(), "a group with a process in it stays");
         child.kill().unwrap();

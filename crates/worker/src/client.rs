@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -26,7 +26,8 @@ pub enum LinkError {
     Refused(#[from] Refusal),
 }
 
-type Waiting = Mutex<Option<HashMap<u64, oneshot::Sender<Result<Answer, Refusal>>>>>;
+type Told = (Result<Answer, Refusal>, Vec<OwnedFd>);
+type Waiting = Mutex<Option<HashMap<u64, oneshot::Sender<Told>>>>;
 
 /// A connection to one worker. Calls may overlap; each gets its own answer.
 #[derive(Debug)]
@@ -47,6 +48,15 @@ impl WorkerLink {
     }
 
     pub async fn call(&self, command: Command, fds: &[BorrowedFd<'_>]) -> Result<Answer, LinkError> {
+        Ok(self.exchange(command, fds).await?.0)
+    }
+
+    /// As [`call`](Self::call), with the descriptors that came with the answer.
+    pub async fn exchange(
+        &self,
+        command: Command,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(Answer, Vec<OwnedFd>), LinkError> {
         let (sender, answer) = oneshot::channel();
         {
             let mut writer = self.writer.lock().await;
@@ -60,17 +70,18 @@ impl WorkerLink {
                 return Err(error.into());
             }
         }
-        Ok(answer.await.map_err(|_| LinkError::Gone)??)
+        let (answer, fds) = answer.await.map_err(|_| LinkError::Gone)?;
+        Ok((answer?, fds))
     }
 }
 
 async fn listen(mut reader: Reader, waiting: Arc<Waiting>, news: mpsc::Sender<Event>) {
     loop {
         match reader.next::<Said>().await {
-            Ok(Some((Said::Reply { id, result }, _))) => {
+            Ok(Some((Said::Reply { id, result }, fds))) => {
                 let asker = waiting.lock().as_mut().and_then(|waiting| waiting.remove(&id));
                 if let Some(asker) = asker {
-                    let _ = asker.send(result);
+                    let _ = asker.send((result, fds));
                 }
             }
             Ok(Some((Said::Event(event), _))) => {

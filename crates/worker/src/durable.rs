@@ -3,22 +3,29 @@
 //! Kept: names, modes, owners, modification times, symbolic and hard links. Left out: sockets, which mean nothing without
 //! the process behind them; devices cannot be made in a sandbox.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
-use std::path::Path;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
 
-/// Writes everything below `directory` to `file` from its start; returns the length.
-pub(crate) fn archive(directory: &Path, file: File) -> io::Result<u64> {
+/// Writes everything below `directory` to `file` from its start.
+pub(crate) fn archive(directory: &Path, file: File) -> io::Result<()> {
     let mut archive = tar::Builder::new(BufWriter::with_capacity(1 << 20, file));
     archive.follow_symlinks(false);
-    append(&mut archive, directory, Path::new(""))?;
+    append(&mut archive, directory, Path::new(""), &mut HashMap::new())?;
     let file = archive.into_inner()?.into_inner().map_err(io::IntoInnerError::into_error)?;
-    file.sync_data()?;
-    file.metadata().map(|metadata| metadata.len())
+    file.sync_data()
 }
 
-fn append(archive: &mut tar::Builder<impl Write>, directory: &Path, inside: &Path) -> io::Result<()> {
-    use std::os::unix::fs::FileTypeExt;
+/// `linked`: files with several names, by inode, and the name that each was archived under.
+fn append(
+    archive: &mut tar::Builder<impl Write>,
+    directory: &Path,
+    inside: &Path,
+    linked: &mut HashMap<(u64, u64), PathBuf>,
+) -> io::Result<()> {
     let mut entries: Vec<_> = std::fs::read_dir(directory)?.collect::<Result<_, _>>()?;
     entries.sort_by_key(std::fs::DirEntry::file_name);
     for entry in entries {
@@ -26,9 +33,24 @@ fn append(archive: &mut tar::Builder<impl Write>, directory: &Path, inside: &Pat
         let kind = entry.file_type()?;
         if kind.is_dir() {
             archive.append_dir(&name, &path)?;
-            append(archive, &path, &name)?;
+            append(archive, &path, &name, linked)?;
         } else if !kind.is_socket() {
-            archive.append_path_with_name(&path, &name)?;
+            let metadata = entry.metadata()?;
+            match linked.entry((metadata.dev(), metadata.ino())) {
+                Entry::Occupied(first) => {
+                    let mut header = tar::Header::new_gnu();
+                    header.set_metadata(&metadata);
+                    header.set_entry_type(tar::EntryType::Link);
+                    header.set_size(0);
+                    archive.append_link(&mut header, &name, first.get())?;
+                }
+                Entry::Vacant(first) => {
+                    archive.append_path_with_name(&path, &name)?;
+                    if metadata.nlink() > 1 {
+                        first.insert(name);
+                    }
+                }
+            }
         }
     }
     Ok(())
@@ -47,7 +69,7 @@ pub(crate) fn extract(file: File, directory: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn an_archive_brings_back_what_it_was_made_of() {
@@ -57,9 +79,9 @@ mod tests {
         std::fs::set_permissions(from.path().join("data/deep/er/file"), PermissionsExt::from_mode(0o4751)).unwrap();
         std::os::unix::fs::symlink("../nowhere", from.path().join("data/link")).unwrap();
         std::os::unix::net::UnixListener::bind(from.path().join("data/socket")).unwrap();
+        std::fs::hard_link(from.path().join("data/deep/er/file"), from.path().join("data/deep/same")).unwrap();
         let file = tempfile::tempfile().unwrap();
-        let length = archive(from.path(), file.try_clone().unwrap()).unwrap();
-        assert_eq!(length, file.metadata().unwrap().len());
+        archive(from.path(), file.try_clone().unwrap()).unwrap();
         std::io::Seek::rewind(&mut &file).unwrap();
         std::fs::create_dir(to.path().join("data")).unwrap();
         extract(file, to.path()).unwrap();
@@ -68,6 +90,7 @@ mod tests {
         assert_eq!(back.metadata().unwrap().mode() & 0o7777, 0o4751);
         assert_eq!(back.metadata().unwrap().mtime(), from.path().join("data/deep/er/file").metadata().unwrap().mtime());
         assert_eq!(std::fs::read_link(to.path().join("data/link")).unwrap(), Path::new("../nowhere"));
+        assert_eq!(back.metadata().unwrap().ino(), to.path().join("data/deep/same").metadata().unwrap().ino());
         assert!(!to.path().join("data/socket").exists());
     }
 

@@ -11,6 +11,7 @@
 //!                     Tenant { box, mode: running ⇄ frozen → captured, connections, idle clock }
 //! ```
 
+mod boxes;
 mod client;
 mod durable;
 mod egress;

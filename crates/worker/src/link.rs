@@ -38,13 +38,18 @@ pub struct Call {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Command {
     /// Make a box ready for whoever of this workload comes first. Descriptors: the runtime's directory, then one root
-    /// file system per container, as detached mounts.
+    /// file system per container, as detached mounts; then whatever must stay open for as long as the box is there.
     Prepare(Prepare),
     /// Put an actor into the prepared box. Descriptors: its log file; then, if the source names them, the image and the
     /// archive of the durable directory.
     Activate(Box<Activate>),
-    /// Stop the actor, save it, end its box. Descriptors: memory for the image, a file for the archive.
+    /// Stop the actor, save it, end its box. Descriptors: memory for the image, a file for the archive. The worker keeps
+    /// hold of both until it is told to [release](Command::Release) them: the node may die before they are stored.
     Capture(Capture),
+    /// Give back what was captured. Descriptors of the answer: as those of the capture.
+    Recall { op: OpId },
+    /// What was captured is stored.
+    Release { op: OpId },
     /// Let a capture that has not ended its box yet go no further; the actor runs on.
     Abort { op: OpId },
     /// End the actor's box, saving nothing.
@@ -124,7 +129,8 @@ pub enum Said {
 pub enum Answer {
     Done,
     Activated { phases: Vec<Phase> },
-    Captured { image_bytes: u64, data_bytes: u64, phases: Vec<Phase> },
+    Captured { image_bytes: u64, phases: Vec<Phase> },
+    Recalled(Recalled),
     Exited(Exit),
     Report(Report),
 }
@@ -138,6 +144,8 @@ pub enum Refusal {
     Busy,
     #[error("no box of this kind is ready")]
     NotPrepared,
+    #[error("it has been captured already")]
+    Captured,
     #[error("the capture was called off")]
     Aborted,
     /// The actor is alive and well, it only could not be saved.
@@ -155,6 +163,18 @@ pub struct Report {
     /// The node's own words about whoever is hosted.
     pub memo: serde_json::Value,
     pub warm: Vec<BoxKind>,
+    /// Captures that nobody has said are stored.
+    pub retained: Vec<OpId>,
+}
+
+/// What a capture was; its descriptors come along.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recalled {
+    pub image_bytes: u64,
+    pub memory: bool,
+    pub data: bool,
+    /// The node's own words about whoever was captured.
+    pub memo: serde_json::Value,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

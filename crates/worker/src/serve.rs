@@ -1,26 +1,27 @@
 //! The worker's side of the link: carries out commands, one task each, and tells news.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use ate_name::{ActorUid, Generation, OpId};
 use ate_network::Interior;
-use ate_sandbox::{Container, Driver, LinkConfig, Mount, Reaper, Sandbox, SandboxError, Workload};
-use ate_sandbox_gvisor::GvisorDriver;
+use ate_sandbox::{LinkConfig, Reaper, SandboxError};
 use ate_sys::Memory;
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{broadcast, mpsc};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
+use crate::boxes::{self, Place, WarmBox};
 use crate::link::{
-    Activate, Answer, BoxKind, Call, Capture, Command, Event, Prepare, Refusal, Report, Said, Source, Writer,
+    Activate, Answer, BoxKind, Call, Capture, Command, Event, Prepare, Recalled, Refusal, Report, Said, Source, Writer,
 };
-use crate::output::{self, Sink};
-use crate::root::{BOXES, IMAGES, RUNTIMES, SCRATCH, Sockets};
+use crate::output::Sink;
+use crate::root::Sockets;
 use crate::tenant::{Events, Phases, Tenant, describe, memory};
 use crate::{Config, ORPHANED_AFTER, WorkerError, durable, egress, identity, ingress, ready};
 
@@ -35,6 +36,8 @@ pub(crate) struct Worker {
     interior: Interior,
     reaper: Reaper,
     slot: Mutex<Slot>,
+    /// Held by a capture: one that is asked for twice is done once.
+    capturing: tokio::sync::Mutex<()>,
     pub(crate) events: Events,
     stop: CancellationToken,
 }
@@ -46,35 +49,18 @@ struct Slot {
     /// Taken by an activation that is under way, or hosting.
     taken: bool,
     tenant: Option<Arc<Tenant>>,
-    directories: Option<Directories>,
+    place: Option<Place>,
     sink: Sink,
     captures: HashMap<OpId, CancellationToken>,
+    retained: HashMap<OpId, Retained>,
 }
 
-/// A box that waits for its actor.
-struct WarmBox {
-    sandbox: Box<dyn Sandbox>,
-    directories: Directories,
-    sink: Sink,
-}
-
-/// What of a box lies in the worker's file system.
-#[derive(Clone)]
-struct Directories {
-    identity: PathBuf,
-    volumes: PathBuf,
-}
-
-impl Directories {
-    fn of(id: &str) -> Self {
-        Self { identity: Path::new(BOXES).join(id), volumes: Path::new(SCRATCH).join(id) }
-    }
-
-    fn remove(&self) {
-        for directory in [&self.identity, &self.volumes] {
-            let _ = std::fs::remove_dir_all(directory);
-        }
-    }
+/// What was captured and is not known to be stored.
+struct Retained {
+    image: Option<Memory>,
+    archive: Option<File>,
+    image_bytes: u64,
+    memo: serde_json::Value,
 }
 
 pub(crate) async fn serve(config: &Config, sockets: Sockets, interior: Interior) -> Result<(), WorkerError> {
@@ -84,6 +70,7 @@ pub(crate) async fn serve(config: &Config, sockets: Sockets, interior: Interior)
         interior,
         reaper: reaper.clone(),
         slot: Mutex::default(),
+        capturing: tokio::sync::Mutex::default(),
         events: Events(broadcast::Sender::new(EVENT_BUFFER)),
         stop: CancellationToken::new(),
     });
@@ -113,9 +100,10 @@ impl Worker {
             let (mut reader, writer) = crate::link::split(stream);
             let (outbox, inbox) = mpsc::channel(OUTBOX);
             let telling = tokio::spawn(tell(writer, inbox, self.events.0.subscribe()));
+            let under_way = TaskTracker::new();
             loop {
                 match reader.next::<Call>().await {
-                    Ok(Some((call, fds))) => self.begin(call, fds, outbox.clone()),
+                    Ok(Some((call, fds))) => self.begin(call, fds, outbox.clone(), &under_way),
                     Ok(None) => break,
                     Err(error) => {
                         tracing::warn!(%error, "the link to the node is broken");
@@ -124,23 +112,42 @@ impl Worker {
                 }
             }
             telling.abort();
+            // The next node finds results, not halves.
+            under_way.close();
+            under_way.wait().await;
         }
         tracing::warn!("no node for {} s: ending", ORPHANED_AFTER.as_secs());
     }
 
-    /// A command goes on when the link breaks: what the next node finds is then a result, not a half.
-    fn begin(self: &Arc<Self>, call: Call, fds: Vec<OwnedFd>, outbox: mpsc::Sender<(Said, Vec<OwnedFd>)>) {
+    /// A command goes on when the link breaks.
+    fn begin(
+        self: &Arc<Self>,
+        call: Call,
+        fds: Vec<OwnedFd>,
+        outbox: mpsc::Sender<(Said, Vec<OwnedFd>)>,
+        under_way: &TaskTracker,
+    ) {
         let worker = Arc::clone(self);
-        tokio::spawn(async move {
+        // Not waited for: a command inside the box may run for as long as it likes.
+        let lasting = matches!(call.command, Command::Exec { .. });
+        let task = async move {
             let stop = matches!(call.command, Command::Stop);
-            let result = worker.carry_out(call.command, fds).await;
-            let _ = outbox.send((Said::Reply { id: call.id, result }, Vec::new())).await;
+            let (result, fds) = match call.command {
+                Command::Recall { op } => worker.recall(op),
+                command => (worker.carry_out(command, fds).await, Vec::new()),
+            };
+            let _ = outbox.send((Said::Reply { id: call.id, result }, fds)).await;
             if stop {
                 // The reply is on its way once the outbox has no room taken by it.
                 let _ = outbox.reserve_many(OUTBOX).await;
                 worker.stop.cancel();
             }
-        });
+        };
+        if lasting {
+            tokio::spawn(task)
+        } else {
+            under_way.spawn(task)
+        };
     }
 
     async fn carry_out(self: &Arc<Self>, command: Command, fds: Vec<OwnedFd>) -> Result<Answer, Refusal> {
@@ -164,6 +171,11 @@ impl Worker {
                 drop(visit);
                 Ok(Answer::Exited(exit))
             }
+            Command::Recall { .. } => unreachable!("answered with descriptors"),
+            Command::Release { op } => {
+                self.slot.lock().retained.remove(&op);
+                Ok(Answer::Done)
+            }
             Command::Report => Ok(Answer::Report(self.report())),
             Command::Stop => {
                 let (tenant, warm) = {
@@ -175,7 +187,6 @@ impl Worker {
                 }
                 for warm in warm.into_values().flatten() {
                     let _ = warm.sandbox.destroy().await;
-                    warm.directories.remove();
                 }
                 Ok(Answer::Done)
             }
@@ -198,86 +209,39 @@ impl Worker {
             hosted: slot.tenant.as_ref().map(|tenant| tenant.hosted()),
             memo: slot.tenant.as_ref().map(|tenant| tenant.memo.clone()).unwrap_or_default(),
             warm: slot.warm.iter().filter(|(_, boxes)| !boxes.is_empty()).map(|(kind, _)| kind.clone()).collect(),
+            retained: slot.retained.keys().copied().collect(),
+        }
+    }
+
+    fn recall(&self, op: OpId) -> (Result<Answer, Refusal>, Vec<OwnedFd>) {
+        let slot = self.slot.lock();
+        let Some(retained) = slot.retained.get(&op) else { return (Err(Refusal::Stale), Vec::new()) };
+        let image = retained.image.as_ref().map(|image| image.as_fd().try_clone_to_owned());
+        let archive = retained.archive.as_ref().map(|archive| archive.as_fd().try_clone_to_owned());
+        let answer = Answer::Recalled(Recalled {
+            image_bytes: retained.image_bytes,
+            memory: image.is_some(),
+            data: archive.is_some(),
+            memo: retained.memo.clone(),
+        });
+        match image.into_iter().chain(archive).collect() {
+            Ok(fds) => (Ok(answer), fds),
+            Err(error) => {
+                let error: std::io::Error = error;
+                (Err(Refusal::Failed(format!("cannot share what was captured: {error}"))), Vec::new())
+            }
         }
     }
 
     async fn prepare(&self, prepare: Prepare, fds: Vec<OwnedFd>) -> Result<Answer, Refusal> {
-        if fds.len() != 1 + prepare.containers.len() {
-            return Err(Refusal::Failed("a box needs one runtime and one root file system per container".into()));
-        }
         let id = {
             let mut slot = self.slot.lock();
             slot.next_box += 1;
             format!("b{}", slot.next_box)
         };
-        let made = self.make_box(&id, &prepare, &fds).await;
-        match made {
-            Ok(warm) => {
-                self.slot.lock().warm.entry(prepare.kind).or_default().push(warm);
-                Ok(Answer::Done)
-            }
-            Err(error) => {
-                Directories::of(&id).remove();
-                Err(failed(error))
-            }
-        }
-    }
-
-    async fn make_box(&self, id: &str, prepare: &Prepare, fds: &[OwnedFd]) -> Result<WarmBox, SandboxError> {
-        let directories = Directories::of(id);
-        identity::blank(&directories.identity).map_err(SandboxError::io("write the identity"))?;
-        let runtime = mounted(RUNTIMES, id, &fds[0])?;
-        let mut containers = Vec::new();
-        for (index, (spec, image)) in prepare.containers.iter().zip(&fds[1..]).enumerate() {
-            let rootfs = mounted(IMAGES, &format!("{id}.{index}"), image)?;
-            containers.push(Container {
-                name: spec.name.clone(),
-                rootfs,
-                args: spec.args.clone(),
-                env: spec.env.clone(),
-                cwd: spec.cwd.clone(),
-                user: spec.user.clone(),
-                mounts: self.mounts(&directories, &spec.volumes)?,
-            });
-        }
-        let workload = Workload {
-            containers,
-            hostname: "actor".to_owned(),
-            cgroup: Some(format!("{}/{id}", self.config.cgroup)),
-            memory_limit: prepare.memory_limit,
-            cpu_limit_millis: prepare.cpu_limit_millis,
-        };
-        let sink = Sink::default();
-        let mut stdio = Vec::new();
-        for spec in &prepare.containers {
-            let (reader, writer) = std::io::pipe().map_err(SandboxError::io("make a pipe"))?;
-            output::follow(reader.into(), spec.name.clone(), sink.clone());
-            stdio.push(OwnedFd::from(writer));
-        }
-        let driver = GvisorDriver::new(&runtime.join("runsc"), Path::new("/run"), self.reaper.clone());
-        let sandbox = driver.prepare(&workload, id, stdio).await?;
-        Ok(WarmBox { sandbox, directories, sink })
-    }
-
-    fn mounts(
-        &self,
-        directories: &Directories,
-        volumes: &BTreeMap<String, String>,
-    ) -> Result<Vec<Mount>, SandboxError> {
-        let mut mounts = vec![
-            Mount { source: directories.identity.clone(), destination: "/run/ate".into(), writable: false },
-            Mount {
-                source: directories.identity.join("resolv.conf"),
-                destination: "/etc/resolv.conf".into(),
-                writable: false,
-            },
-        ];
-        for (volume, destination) in volumes {
-            let source = directories.volumes.join(volume);
-            std::fs::create_dir_all(&source).map_err(SandboxError::io("make a volume"))?;
-            mounts.push(Mount { source, destination: destination.clone(), writable: true });
-        }
-        Ok(mounts)
+        let warm = boxes::make(&id, &self.config.cgroup, &prepare, fds, self.reaper.clone()).await.map_err(failed)?;
+        self.slot.lock().warm.entry(prepare.kind).or_default().push(warm);
+        Ok(Answer::Done)
     }
 
     async fn activate(self: &Arc<Self>, activate: Activate, fds: Vec<OwnedFd>) -> Result<Answer, Refusal> {
@@ -302,7 +266,7 @@ impl Worker {
                 let tenant =
                     Tenant::new(activate.identity, warm.sandbox, activate.ports, activate.egress, activate.memo);
                 let mut slot = self.slot.lock();
-                slot.directories = Some(warm.directories);
+                slot.place = Some(warm.place);
                 slot.sink = warm.sink;
                 slot.tenant = Some(Arc::clone(&tenant));
                 drop(slot);
@@ -311,7 +275,7 @@ impl Worker {
             }
             Err(error) => {
                 let _ = warm.sandbox.destroy().await;
-                warm.directories.remove();
+                drop(warm);
                 self.slot.lock().taken = false;
                 Err(Refusal::Failed(error))
             }
@@ -323,14 +287,14 @@ impl Worker {
         let mut fds = fds.into_iter();
         let mut next = |what: &str| fds.next().ok_or_else(|| format!("the node sent no {what}"));
         warm.sink.open(File::from(next("log")?), &activate.identity);
-        identity::write(&warm.directories.identity, &activate.identity, activate.source, jiff::Timestamp::now())
+        identity::write(&warm.place.identity, &activate.identity, activate.source, jiff::Timestamp::now())
             .map_err(|error| format!("cannot write the identity: {error}"))?;
         let (image, data) = match activate.source {
             Source::Boot { data } => (None, data),
             Source::Image { data } => (Some(memory(next("image")?).map_err(|error| error.to_string())?), data),
         };
         if data {
-            let (file, volumes) = (File::from(next("archive")?), warm.directories.volumes.clone());
+            let (file, volumes) = (File::from(next("archive")?), warm.place.volumes.clone());
             let extracted = tokio::task::spawn_blocking(move || durable::extract(file, &volumes)).await;
             extracted
                 .map_err(|error| error.to_string())?
@@ -344,22 +308,30 @@ impl Worker {
                 warm.sink.lifecycle("Actor restoring");
                 warm.sandbox.restore(image, &link, socket.as_fd()).await.map_err(|error| describe(&error))?;
                 phases.mark("restore");
+                self.come_up(activate, warm, &mut phases).await?;
                 warm.sink.lifecycle("Actor restored");
             }
             None => {
                 warm.sink.lifecycle("Actor starting");
                 warm.sandbox.run(&link, socket.as_fd()).await.map_err(|error| describe(&error))?;
                 phases.mark("start");
-                // What was running when it was saved is running again; only a fresh start has to come up.
-                tokio::select! {
-                    up = ready::all(&activate.readyz) => up?,
-                    exit = warm.sandbox.ended() => return Err(format!("it ended before it was ready: {exit}")),
-                }
-                phases.mark("ready");
+                self.come_up(activate, warm, &mut phases).await?;
                 warm.sink.lifecycle("Actor started");
             }
         }
         Ok(phases)
+    }
+
+    /// Waits for what the node wants to see; that is nothing after a restore, since what was saved was running.
+    async fn come_up(&self, activate: &Activate, warm: &WarmBox, phases: &mut Phases) -> Result<(), String> {
+        if !activate.readyz.is_empty() {
+            tokio::select! {
+                up = ready::all(&activate.readyz) => up?,
+                exit = warm.sandbox.ended() => return Err(format!("it ended before it was ready: {exit}")),
+            }
+            phases.mark("ready");
+        }
+        Ok(())
     }
 
     /// Follows the tenant for as long as it is here: freezes it when idle, notices its end.
@@ -393,50 +365,52 @@ impl Worker {
         if slot.tenant.as_ref().is_some_and(|here| Arc::ptr_eq(here, tenant)) {
             slot.tenant = None;
             slot.taken = false;
-            if let Some(directories) = slot.directories.take() {
-                drop(slot);
-                directories.remove();
-            }
+            let place = slot.place.take();
+            drop(slot);
+            drop(place);
         }
     }
 
     async fn capture(&self, capture: Capture, fds: Vec<OwnedFd>) -> Result<Answer, Refusal> {
+        let _one = self.capturing.lock().await;
+        if self.slot.lock().retained.contains_key(&capture.op) {
+            return Err(Refusal::Captured);
+        }
         let tenant = self.tenant(capture.actor, capture.generation).ok_or(Refusal::Stale)?;
         let (volumes, sink, abort) = {
             let mut slot = self.slot.lock();
             let abort = slot.captures.entry(capture.op).or_default().clone();
-            let volumes = slot.directories.as_ref().map(|directories| directories.volumes.clone()).unwrap_or_default();
+            let volumes = slot.place.as_ref().map(|place| place.volumes.clone()).unwrap_or_default();
             (volumes, slot.sink.clone(), abort)
         };
         let mut fds = fds.into_iter();
-        let mut image = match capture.memory {
-            true => Some(memory(fds.next().ok_or_else(|| Refusal::Failed("the node sent no memory".into()))?)?),
-            false => None,
-        };
-        let archive = match capture.data {
-            true => Some(File::from(fds.next().ok_or_else(|| Refusal::Failed("the node sent no file".into()))?)),
-            false => None,
-        };
+        let mut next = |what: &str| fds.next().ok_or_else(|| Refusal::Failed(format!("the node sent no {what}")));
+        let mut image = if capture.memory { Some(memory(next("memory")?)?) } else { None };
+        let archive = if capture.data { Some(File::from(next("file")?)) } else { None };
         sink.lifecycle("Actor checkpointing");
         let mut phases = Phases::start();
-        let saved = self.save(&tenant, image.as_mut(), archive.map(|file| (volumes, file)), &abort, &mut phases).await;
-        self.slot.lock().captures.remove(&capture.op);
-        let (image_bytes, data_bytes) = saved?;
+        let to = archive.as_ref().map(|archive| (volumes, archive));
+        let saved = self.save(&tenant, image.as_mut(), to, &abort, &mut phases).await;
+        let mut slot = self.slot.lock();
+        slot.captures.remove(&capture.op);
+        let image_bytes = saved?;
+        slot.retained.insert(capture.op, Retained { image, archive, image_bytes, memo: tenant.memo.clone() });
+        drop(slot);
         sink.lifecycle("Actor checkpointed");
         self.vacate(&tenant);
-        Ok(Answer::Captured { image_bytes, data_bytes, phases: phases.laps })
+        Ok(Answer::Captured { image_bytes, phases: phases.laps })
     }
 
     async fn save(
         &self,
         tenant: &Tenant,
         image: Option<&mut Memory>,
-        archive: Option<(PathBuf, File)>,
+        archive: Option<(PathBuf, &File)>,
         abort: &CancellationToken,
         phases: &mut Phases,
-    ) -> Result<(u64, u64), Refusal> {
+    ) -> Result<u64, Refusal> {
         let leaving = tenant.leave(&self.events, phases).await?;
-        let (mut image_bytes, mut data_bytes) = (0, 0);
+        let mut image_bytes = 0;
         if let Some(image) = image {
             match tenant.sandbox.checkpoint(image).await {
                 Ok(bytes) => image_bytes = bytes as u64,
@@ -445,13 +419,11 @@ impl Worker {
             phases.mark("checkpoint");
         }
         if let Some((volumes, file)) = archive {
-            let written = tokio::task::spawn_blocking(move || durable::archive(&volumes, file)).await;
-            match written.map_err(std::io::Error::other).flatten() {
-                Ok(bytes) => data_bytes = bytes,
-                Err(error) => {
-                    let why = Refusal::NotSaved(format!("cannot archive the durable directory: {error}"));
-                    return Err(leaving.stay(&self.events, why).await);
-                }
+            let file = file.try_clone();
+            let written = tokio::task::spawn_blocking(move || durable::archive(&volumes, file?)).await;
+            if let Err(error) = written.map_err(std::io::Error::other).flatten() {
+                let why = Refusal::NotSaved(format!("cannot archive the durable directory: {error}"));
+                return Err(leaving.stay(&self.events, why).await);
             }
             phases.mark("archive");
         }
@@ -459,7 +431,7 @@ impl Worker {
             return Err(leaving.stay(&self.events, Refusal::Aborted).await);
         }
         leaving.gone(phases).await;
-        Ok((image_bytes, data_bytes))
+        Ok(image_bytes)
     }
 
     async fn discard(&self, actor: ActorUid, generation: Generation) -> Result<Answer, Refusal> {
@@ -484,29 +456,21 @@ fn link_config() -> LinkConfig {
     }
 }
 
-/// Attaches what the node sent below `parent`, once per box: boxes come and go, and their mounts with them.
-fn mounted(parent: &str, name: &str, mount: &OwnedFd) -> Result<PathBuf, SandboxError> {
-    let at = Path::new(parent).join(name);
-    std::fs::create_dir_all(&at).map_err(SandboxError::io("make a mount point"))?;
-    ate_sys::attach(mount, &at).map_err(SandboxError::io("attach a mount that the node sent"))?;
-    Ok(at)
-}
-
 async fn tell(
     mut writer: Writer,
     mut replies: mpsc::Receiver<(Said, Vec<OwnedFd>)>,
     mut news: broadcast::Receiver<Event>,
 ) {
     loop {
-        let said = tokio::select! {
-            reply = replies.recv() => match reply { Some((said, _)) => said, None => return },
+        let (said, fds) = tokio::select! {
+            reply = replies.recv() => match reply { Some(reply) => reply, None => return },
             event = news.recv() => match event {
-                Ok(event) => Said::Event(event),
+                Ok(event) => (Said::Event(event), Vec::new()),
                 Err(broadcast::error::RecvError::Lagged(_)) => continue,
                 Err(broadcast::error::RecvError::Closed) => return,
             },
         };
-        if writer.send(&said, &[]).await.is_err() {
+        if writer.send(&said, &crate::link::borrowed(&fds)).await.is_err() {
             return;
         }
     }

@@ -1,0 +1,163 @@
+//! Snapshots in durable storage, beyond this node's disk.
+//!
+//! The disk is a cache of it: what is here is read here, what is not is fetched, and what turns out to be damaged is
+//! fetched once more. A snapshot is complete where its manifest is, on either side.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+
+use ate_blob::{BlobError, BlobPath, Blobs};
+use ate_name::Digest;
+use ate_snapshot::{MANIFEST, Manifest, SnapshotKey};
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use crate::snapshots::{SnapshotError, Snapshots};
+
+/// Longest manifest that is read. One of a snapshot with a hundred images and all features is a tenth of this.
+const MAX_MANIFEST: u64 = 1 << 20;
+
+/// One fetch of a snapshot at a time: a hundred actors of a template want the same golden.
+#[derive(Debug, Default)]
+pub(crate) struct Flights(Mutex<HashMap<SnapshotKey, Weak<tokio::sync::Mutex<()>>>>);
+
+impl Flights {
+    fn of(&self, key: &SnapshotKey) -> Arc<tokio::sync::Mutex<()>> {
+        let mut flights = self.0.lock();
+        flights.retain(|_, flight| flight.strong_count() > 0);
+        if let Some(flight) = flights.get(key).and_then(Weak::upgrade) {
+            return flight;
+        }
+        let flight = Arc::<tokio::sync::Mutex<()>>::default();
+        flights.insert(key.clone(), Arc::downgrade(&flight));
+        flight
+    }
+}
+
+fn object(key: &SnapshotKey, name: &str) -> Result<BlobPath, SnapshotError> {
+    BlobPath::parse(&format!("{key}/{name}"))
+        .map_err(|error| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() })
+}
+
+fn storage(key: &SnapshotKey) -> impl Fn(BlobError) -> SnapshotError {
+    move |error| match error {
+        BlobError::Missing { .. } => {
+            SnapshotError::Missing { key: key.to_string(), whence: "durable storage".to_owned() }
+        }
+        error => SnapshotError::Storage { key: key.to_string(), source: error },
+    }
+}
+
+impl Snapshots {
+    /// Brings a snapshot of this disk to durable storage: its files, then its manifest.
+    pub(crate) async fn upload(&self, key: &SnapshotKey) -> Result<(), SnapshotError> {
+        let Some(blobs) = &self.blobs else { return Ok(()) };
+        let directory = self.path(key);
+        let io = |what| move |source| SnapshotError::Io { what, key: key.to_string(), source };
+        let bytes = read(directory.join(MANIFEST)).await.map_err(io("read the manifest"))?;
+        let manifest = Manifest::read_unverified(&bytes)
+            .map_err(|error| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() })?;
+        for file in &manifest.files {
+            let source = File::open(directory.join(file.name.as_str())).map_err(io("open a file"))?;
+            blobs.put_new(&object(key, file.name.as_str())?, source).await.map_err(storage(key))?;
+        }
+        blobs.put_new(&object(key, MANIFEST)?, Bytes::from(bytes)).await.map_err(storage(key))
+    }
+
+    /// The snapshot's manifest, after seeing to it that the snapshot and what it is a difference to are on this disk.
+    pub(crate) async fn ensure(&self, key: &SnapshotKey, digest: &Digest) -> Result<Manifest, SnapshotError> {
+        let manifest = match self.manifest(key, digest) {
+            Err(SnapshotError::Missing { .. } | SnapshotError::Unusable { .. }) if self.blobs.is_some() => {
+                self.fetch(key, Some(digest)).await?;
+                self.manifest(key, digest)?
+            }
+            other => other?,
+        };
+        if let Some(base) = &manifest.base
+            && !self.is_here(&base.prefix)
+        {
+            self.fetch(&base.prefix, None).await?;
+        }
+        Ok(manifest)
+    }
+
+    /// Puts what durable storage has in the place of what is here.
+    pub(crate) async fn fetch_again(&self, key: &SnapshotKey, manifest: &Manifest) -> Result<(), SnapshotError> {
+        let base = manifest.base.as_ref().map(|base| base.prefix.clone());
+        for key in base.iter().chain([key]) {
+            self.forget_here(key).map_err(|source| SnapshotError::Io {
+                what: "remove the copy",
+                key: key.to_string(),
+                source,
+            })?;
+            self.fetch(key, None).await?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn has_tier(&self) -> bool {
+        self.blobs.is_some()
+    }
+
+    async fn fetch(&self, key: &SnapshotKey, digest: Option<&Digest>) -> Result<(), SnapshotError> {
+        let Some(blobs) = &self.blobs else {
+            return Err(SnapshotError::Missing { key: key.to_string(), whence: "this node's disk".to_owned() });
+        };
+        let flight = self.flights.of(key);
+        let _one = flight.lock().await;
+        if self.is_here(key) && digest.is_none_or(|digest| self.manifest(key, digest).is_ok()) {
+            return Ok(());
+        }
+        let bytes = blobs.get_bytes(&object(key, MANIFEST)?, MAX_MANIFEST).await.map_err(storage(key))?;
+        let unusable =
+            |error: &dyn std::fmt::Display| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() };
+        let manifest = match digest {
+            Some(digest) => Manifest::read(&bytes, digest).map_err(|error| unusable(&error))?,
+            None => Manifest::read_unverified(&bytes).map_err(|error| unusable(&error))?,
+        };
+        let io = |what| move |source| SnapshotError::Io { what, key: key.to_string(), source };
+        let directory = self.path(key);
+        std::fs::create_dir_all(&directory).map_err(io("make the directory"))?;
+        for file in &manifest.files {
+            // Written beside the final name: a fetch that is cut off leaves nothing that looks like a file of it.
+            let temporary = directory.join(format!(".{}", file.name));
+            let target = File::create(&temporary).map_err(io("make a file"))?;
+            let length = blobs.get_to_file(&object(key, file.name.as_str())?, target).await.map_err(storage(key))?;
+            if length != file.stored.length {
+                return Err(unusable(&format!(
+                    "file {} is {length} bytes long, not {}",
+                    file.name, file.stored.length
+                )));
+            }
+            std::fs::rename(&temporary, directory.join(file.name.as_str())).map_err(io("name a file"))?;
+        }
+        crate::snapshots::write_durably(&directory, MANIFEST, &bytes).map_err(io("write the manifest"))
+    }
+
+    /// Removes a snapshot, here and in durable storage.
+    pub(crate) async fn forget(&self, key: &SnapshotKey) -> Result<(), SnapshotError> {
+        self.forget_here(key).map_err(|source| SnapshotError::Io {
+            what: "remove the files",
+            key: key.to_string(),
+            source,
+        })?;
+        if let Some(blobs) = &self.blobs {
+            // Without its manifest it no longer exists, whatever happens next.
+            blobs.delete(&object(key, MANIFEST)?).await.map_err(storage(key))?;
+            let whole = BlobPath::parse(&key.to_string())
+                .map_err(|error| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() })?;
+            blobs.delete(&whole).await.map_err(storage(key))?;
+        }
+        Ok(())
+    }
+}
+
+async fn read(path: PathBuf) -> std::io::Result<Vec<u8>> {
+    let read = tokio::task::spawn_blocking(move || std::fs::read(Path::new(&path))).await;
+    read.map_err(std::io::Error::other).flatten()
+}
+
+/// Kept by the node for as long as it runs.
+pub(crate) type Tier = Option<Blobs>;

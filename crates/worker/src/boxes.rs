@@ -1,0 +1,118 @@
+//! Boxes that wait for their actor: made of what the node sent, and gone without a trace.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use ate_sandbox::{Container, Driver, Mount, Reaper, Sandbox, SandboxError, Workload};
+use ate_sandbox_gvisor::GvisorDriver;
+use rustix::mount::{UnmountFlags, unmount};
+
+use crate::identity;
+use crate::link::Prepare;
+use crate::output::{self, Sink};
+use crate::root::{BOXES, IMAGES, RUNTIMES, SCRATCH};
+
+/// A box without an actor.
+pub(crate) struct WarmBox {
+    pub(crate) sandbox: Box<dyn Sandbox>,
+    pub(crate) place: Place,
+    pub(crate) sink: Sink,
+}
+
+/// Where a box lies in the worker's file system. Dropped after its sandbox has ended, and everything below goes with it.
+pub(crate) struct Place {
+    pub(crate) identity: PathBuf,
+    pub(crate) volumes: PathBuf,
+    mounts: Vec<PathBuf>,
+    /// Open for as long as the box is there: the node evicts nothing that somebody holds open.
+    _leases: Vec<OwnedFd>,
+}
+
+impl Place {
+    fn new(id: &str, leases: Vec<OwnedFd>) -> Self {
+        let (identity, volumes) = (Path::new(BOXES).join(id), Path::new(SCRATCH).join(id));
+        Self { identity, volumes, mounts: Vec::new(), _leases: leases }
+    }
+
+    fn attach(&mut self, parent: &str, name: &str, mount: &OwnedFd) -> Result<PathBuf, SandboxError> {
+        let at = Path::new(parent).join(name);
+        std::fs::create_dir_all(&at).map_err(SandboxError::io("make a mount point"))?;
+        self.mounts.push(at.clone());
+        ate_sys::attach(mount, &at).map_err(SandboxError::io("attach a mount that the node sent"))?;
+        Ok(at)
+    }
+
+    fn mounts(&self, volumes: &BTreeMap<String, String>) -> Result<Vec<Mount>, SandboxError> {
+        let mut mounts = vec![
+            Mount { source: self.identity.clone(), destination: "/run/ate".into(), writable: false },
+            Mount {
+                source: self.identity.join("resolv.conf"),
+                destination: "/etc/resolv.conf".into(),
+                writable: false,
+            },
+        ];
+        for (volume, destination) in volumes {
+            let source = self.volumes.join(volume);
+            std::fs::create_dir_all(&source).map_err(SandboxError::io("make a volume"))?;
+            mounts.push(Mount { source, destination: destination.clone(), writable: true });
+        }
+        Ok(mounts)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for mount in &self.mounts {
+            // Lazily: a process that is just being reaped may still hold it.
+            let _ = unmount(mount, UnmountFlags::DETACH);
+            let _ = std::fs::remove_dir(mount);
+        }
+        for directory in [&self.identity, &self.volumes] {
+            let _ = std::fs::remove_dir_all(directory);
+        }
+    }
+}
+
+/// Makes a box. `fds`: the runtime, one root file system per container, and what is to be kept open with the box.
+pub(crate) async fn make(
+    id: &str,
+    cgroup: &str,
+    prepare: &Prepare,
+    mut fds: Vec<OwnedFd>,
+    reaper: Reaper,
+) -> Result<WarmBox, SandboxError> {
+    let needed = 1 + prepare.containers.len();
+    if fds.len() < needed {
+        let message = "a box needs one runtime and one root file system per container".to_owned();
+        return Err(SandboxError::Runtime { what: "prepare a box".to_owned(), message });
+    }
+    let mut place = Place::new(id, fds.split_off(needed));
+    identity::blank(&place.identity).map_err(SandboxError::io("write the identity"))?;
+    let runtime = place.attach(RUNTIMES, id, &fds[0])?;
+    let (mut containers, mut stdio, sink) = (Vec::new(), Vec::new(), Sink::default());
+    for (index, (spec, image)) in prepare.containers.iter().zip(&fds[1..]).enumerate() {
+        containers.push(Container {
+            name: spec.name.clone(),
+            rootfs: place.attach(IMAGES, &format!("{id}.{index}"), image)?,
+            args: spec.args.clone(),
+            env: spec.env.clone(),
+            cwd: spec.cwd.clone(),
+            user: spec.user.clone(),
+            mounts: place.mounts(&spec.volumes)?,
+        });
+        let (reader, writer) = std::io::pipe().map_err(SandboxError::io("make a pipe"))?;
+        output::follow(reader.into(), spec.name.clone(), sink.clone());
+        stdio.push(OwnedFd::from(writer));
+    }
+    let workload = Workload {
+        containers,
+        hostname: "actor".to_owned(),
+        cgroup: Some(format!("{cgroup}/{id}")),
+        memory_limit: prepare.memory_limit,
+        cpu_limit_millis: prepare.cpu_limit_millis,
+    };
+    let driver = GvisorDriver::new(&runtime.join("runsc"), Path::new("/run"), reaper);
+    let sandbox = driver.prepare(&workload, id, stdio).await?;
+    Ok(WarmBox { sandbox, place, sink })
+}

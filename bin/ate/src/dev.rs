@@ -28,6 +28,9 @@ const WORKER_IDLE: Duration = Duration::from_millis(200);
 /// How long requests that are under way may take to end before they are cut.
 const GRACE: Duration = Duration::from_secs(10);
 
+/// How often workers are counted when nothing has changed.
+const SURPLUS_EVERY: Duration = Duration::from_secs(5);
+
 /// By then everything has been cut; a client that does not answer is not waited for.
 const LAST_REQUESTS: Duration = Duration::from_secs(12);
 
@@ -245,7 +248,7 @@ async fn ship(control: &Control, config: ate_object::SandboxConfig) -> anyhow::R
     Ok(())
 }
 
-/// Tells the node which pools there are, and again whenever the catalog changes.
+/// Tells the node which pools there are, and again whenever the catalog changes. Workers beyond them are ended.
 async fn keep_pools(control: Arc<Control>, node: Arc<Node>) {
     let mut changes = control.catalog_changes();
     loop {
@@ -261,8 +264,19 @@ async fn keep_pools(control: Arc<Control>, node: Arc<Node>) {
                 })
                 .collect(),
         );
-        if changes.changed().await.is_err() {
-            return;
+        for worker in control.take_surplus(node.name()) {
+            let (control, node) = (Arc::clone(&control), Arc::clone(&node));
+            tokio::spawn(async move {
+                match control.empty(worker).await {
+                    Ok(()) => node.end_worker(worker).await,
+                    Err(error) => tracing::warn!(%worker, %error, "a worker that is not needed stays"),
+                }
+            });
+        }
+        // A worker that was being started while its pool shrank is seen the next time.
+        match tokio::time::timeout(SURPLUS_EVERY, changes.changed()).await {
+            Ok(Err(_)) => return,
+            Ok(Ok(())) | Err(_) => {}
         }
     }
 }

@@ -15,6 +15,7 @@ mod actors;
 mod assignments;
 mod atespaces;
 mod catalog;
+mod drain;
 mod error;
 mod follow;
 mod golden;

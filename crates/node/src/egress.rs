@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   worker → node   "203.0.113.7:443\n"        node → worker   1 connected, 0 not;  then bytes both ways
+//!                   "names\n"                                  1 allowed, 0 not;    then questions and answers
 //! ```
 //! The worker has checked the template's rules. The node checks them again, for it alone knows which actor is there, and
 //! refuses what no rule may allow: the host itself, and what only the host can see.
@@ -48,6 +49,11 @@ async fn connection(handle: &Handle, stream: UnixStream) -> std::io::Result<()> 
     let mut line = String::new();
     let mut first = (&mut worker).take(MAX_REQUEST);
     tokio::time::timeout(ASK_WITHIN, first.read_line(&mut line)).await.map_err(std::io::Error::other)??;
+    if line.trim_end() == ate_worker::QUESTIONS {
+        let allowed = handle.may_ask();
+        worker.get_mut().write_u8(allowed.into()).await?;
+        return if allowed { crate::names::answer(worker).await } else { Ok(()) };
+    }
     let allowed = line.trim_end().parse::<SocketAddr>().ok().filter(|to| handle.may_connect(*to) && !is_own(to.ip()));
     let peer = match allowed {
         Some(to) => tokio::time::timeout(DIAL_WITHIN, TcpStream::connect(to)).await.ok().and_then(Result::ok),

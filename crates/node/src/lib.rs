@@ -13,6 +13,7 @@ mod egress;
 mod host;
 mod logs;
 mod memory;
+mod names;
 mod orders;
 mod runtime;
 mod snapshots;

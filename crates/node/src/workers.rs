@@ -105,12 +105,19 @@ impl Handle {
         state.tenant.as_ref().is_some_and(|(_, _, workload)| workload.egress.iter().any(|rule| rule.allows(to)))
     }
 
+    /// Whether the actor that is here now may ask for names.
+    pub(crate) fn may_ask(&self) -> bool {
+        let state = self.state.lock();
+        state.tenant.as_ref().is_some_and(|(_, _, workload)| ate_worker::may_ask(&workload.egress))
+    }
+
     fn ingress(&self) -> PathBuf {
         self.directory.join("link").join(ate_worker::INGRESS_SOCKET)
     }
 
     async fn report(&self) -> Option<WorkerReport> {
         let Ok(Answer::Report(report)) = self.link.call(link::Command::Report, &[]).await else { return None };
+        let report = *report;
         let mut state = self.state.lock();
         state.memory_bytes = report.hosted.as_ref().map_or(0, |hosted| hosted.memory_bytes);
         let warm: BTreeSet<TemplateUid> =
@@ -127,13 +134,11 @@ impl Handle {
 }
 
 impl Node {
-    fn cgroup(&self, pod: &str) -> Cgroup {
-        // One group per data directory: two instances on a machine never meet.
-        let instance =
-            ate_snapshot::Content::of(self.config.directory.as_os_str().as_encoded_bytes()).digest.to_string();
-        Cgroup::at(&format!("ate-{}", &instance[..12])).child(pod)
+    fn cgroup(&self, worker: WorkerUid) -> Cgroup {
+        self.instance_cgroup().child(&worker.to_string())
     }
 
+    /// One group per data directory: two instances on a machine never meet.
     fn instance_cgroup(&self) -> Cgroup {
         let instance =
             ate_snapshot::Content::of(self.config.directory.as_os_str().as_encoded_bytes()).digest.to_string();
@@ -288,7 +293,7 @@ impl Node {
         for name in ["link", "scratch", "root"] {
             std::fs::create_dir_all(directory.join(name)).map_err(NodeError::io("make a worker's directory"))?;
         }
-        let cgroup = self.cgroup(pod);
+        let cgroup = self.cgroup(uid);
         let limits = Limits { memory_bytes: pool.memory_limit, cpu_millis: pool.cpu_limit_millis, processes: None };
         cgroup.create(&limits).map_err(NodeError::io("make a worker's control group"))?;
         let log = std::fs::File::create(directory.join("worker.log")).map_err(NodeError::io("make a worker's log"))?;
@@ -347,7 +352,7 @@ impl Node {
     fn clean_up(&self, birth: Option<&Birth>, directory: &Path) {
         if let Some(birth) = birth {
             kill(birth);
-            let cgroup = self.cgroup(&birth.pod);
+            let cgroup = self.cgroup(birth.uid);
             for _ in 0..100 {
                 if cgroup.remove().is_ok() {
                     break;
@@ -356,6 +361,13 @@ impl Node {
             }
         }
         let _ = std::fs::remove_dir_all(directory);
+    }
+
+    /// Ends a worker that nobody needs any more; the control plane has seen to it that nobody is in it.
+    pub async fn end_worker(self: &Arc<Self>, worker: WorkerUid) {
+        let Some(handle) = self.workers.lock().get(&worker).cloned() else { return };
+        // Its link ends with it, and the rest follows from that.
+        let _ = tokio::time::timeout(STOP_WITHIN, handle.link.call(link::Command::Stop, &[])).await;
     }
 
     /// Tells the control plane how idle everyone is, again and again.

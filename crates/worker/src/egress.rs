@@ -12,6 +12,7 @@ use nix::sys::socket::{getsockopt, sockopt};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 
+use crate::names;
 use crate::serve::Worker;
 
 /// How long the node may take to connect.
@@ -42,12 +43,16 @@ async fn connection(worker: &Worker, mut actor: TcpStream) -> std::io::Result<()
     let to = meant_for(&actor)?;
     let Some(tenant) = worker.occupant() else { return Ok(()) };
     let connected = tenant.connected();
-    if !tenant.egress.iter().any(|rule| rule.allows(to)) {
+    let questions = to.port() == 53 && names::is_service(to.ip());
+    let allowed =
+        if questions { names::may_ask(&tenant.egress) } else { tenant.egress.iter().any(|rule| rule.allows(to)) };
+    if !allowed {
         return Ok(());
     }
+    let wish = if questions { names::QUESTIONS.to_owned() } else { to.to_string() };
     let mut node = UnixStream::connect(std::path::Path::new(crate::root::LINK).join(crate::EGRESS_SOCKET)).await?;
     let ask = async {
-        node.write_all(format!("{to}\n").as_bytes()).await?;
+        node.write_all(format!("{wish}\n").as_bytes()).await?;
         node.read_u8().await
     };
     let answer = tokio::time::timeout(DIAL_WITHIN, ask).await.map_err(std::io::Error::other)??;

@@ -18,6 +18,7 @@ mod egress;
 mod identity;
 mod ingress;
 pub mod link;
+mod names;
 mod output;
 mod ready;
 mod root;
@@ -30,6 +31,7 @@ use std::time::Duration;
 use ate_name::WorkerUid;
 
 pub use client::{LinkError, WorkerLink};
+pub use names::{QUESTIONS, may_ask};
 
 /// How long a worker without a node keeps its actor. Long enough for an upgrade of the node, short enough that a machine
 /// whose node never comes back is not left with sandboxes that nobody knows.

@@ -132,7 +132,7 @@ pub enum Answer {
     Captured { image_bytes: u64, phases: Vec<Phase> },
     Recalled(Recalled),
     Exited(Exit),
-    Report(Report),
+    Report(Box<Report>),
 }
 
 /// Why a worker did not do as told.

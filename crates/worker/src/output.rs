@@ -14,10 +14,16 @@ const MAX_LINE: u64 = 1 << 20;
 
 /// Where lines go: nowhere until an actor is here, then to that actor's log. One lock, so lines never interleave.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Sink(Arc<Mutex<Option<(File, Map<String, Value>)>>>);
+pub(crate) struct Sink(Arc<Mutex<Option<Log>>>);
+
+#[derive(Debug)]
+struct Log {
+    file: File,
+    labels: Map<String, Value>,
+}
 
 impl Sink {
-    pub(crate) fn open(&self, log: File, identity: &Identity) {
+    pub(crate) fn open(&self, file: File, identity: &Identity) {
         let labels = [
             ("ate.dev/actor_id", identity.key.name.to_string()),
             ("ate.dev/actor_uid", identity.uid.to_string()),
@@ -26,7 +32,7 @@ impl Sink {
             ("ate.dev/actor_template_namespace", identity.template.namespace.clone()),
         ];
         let labels = labels.into_iter().map(|(key, value)| (key.to_owned(), Value::String(value))).collect();
-        *self.0.lock().expect("no holder panics") = Some((log, labels));
+        *self.0.lock().expect("no holder panics") = Some(Log { file, labels });
     }
 
     pub(crate) fn lifecycle(&self, message: &str) {
@@ -35,11 +41,11 @@ impl Sink {
 
     fn write(&self, line: &[u8], container: Option<&str>) {
         let mut sink = self.0.lock().expect("no holder panics");
-        let Some((log, labels)) = sink.as_mut() else { return };
+        let Some(Log { file, labels }) = sink.as_mut() else { return };
         let mut out = labelled(line, labels, container, &jiff::Timestamp::now().to_string()).to_string();
         out.push('\n');
         // A full disk loses log lines, never the actor.
-        let _ = log.write_all(out.as_bytes());
+        let _ = file.write_all(out.as_bytes());
     }
 }
 

@@ -23,7 +23,7 @@ use crate::link::{
 use crate::output::Sink;
 use crate::root::Sockets;
 use crate::tenant::{Events, Phases, Tenant, describe, memory};
-use crate::{Config, ORPHANED_AFTER, WorkerError, durable, egress, identity, ingress, ready};
+use crate::{Config, ORPHANED_AFTER, WorkerError, durable, egress, identity, ingress, names, ready};
 
 /// News not yet told. A tenant produces one per freeze or thaw; a node that is this far behind asks for a report.
 const EVENT_BUFFER: usize = 256;
@@ -79,12 +79,16 @@ pub(crate) async fn serve(config: &Config, sockets: Sockets, interior: Interior)
     let outgoing = TcpListener::bind((std::net::Ipv6Addr::UNSPECIFIED, ate_network::EGRESS_PORT))
         .await
         .map_err(WorkerError::io("listen for the actor's own connections"))?;
+    let questions = tokio::net::UdpSocket::bind((std::net::Ipv6Addr::UNSPECIFIED, 53))
+        .await
+        .map_err(WorkerError::io("listen for the actor's questions for names"))?;
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
         .map_err(WorkerError::io("listen for signals"))?;
     tokio::select! {
         reaped = reaper.run() => reaped.map_err(WorkerError::io("follow processes"))?,
         () = ingress::serve(Arc::clone(&worker), router) => {}
         () = egress::serve(Arc::clone(&worker), outgoing) => {}
+        () = names::serve(Arc::clone(&worker), questions) => {}
         () = worker.link(&link) => {}
         _ = terminate.recv() => {}
         () = worker.stop.cancelled() => {}
@@ -176,7 +180,7 @@ impl Worker {
                 self.slot.lock().retained.remove(&op);
                 Ok(Answer::Done)
             }
-            Command::Report => Ok(Answer::Report(self.report())),
+            Command::Report => Ok(Answer::Report(Box::new(self.report()))),
             Command::Stop => {
                 let (tenant, warm) = {
                     let mut slot = self.slot.lock();
@@ -339,9 +343,8 @@ impl Worker {
         let worker = Arc::clone(self);
         tokio::spawn(async move {
             let freezing = async {
-                match freeze_after {
-                    Some(after) => tenant.freeze_when_idle(after, &worker.events).await,
-                    None => {}
+                if let Some(after) = freeze_after {
+                    tenant.freeze_when_idle(after, &worker.events).await;
                 }
                 std::future::pending::<()>().await;
             };

@@ -110,7 +110,7 @@ impl Machine {
     async fn start(args: &DevArgs, data: &Path) -> anyhow::Result<Self> {
         check_host()?;
         let directory = make_directory(data)?;
-        let config = runtime::default_config(args.runtime.as_deref())?;
+        let configs = runtime::shipped(args.runtime.as_deref())?;
         let actors = listen(args.listen, "--listen").await?;
         let api = listen(args.api_listen, "--api-listen").await?;
         let (actors_at, api_at) = (actors.local_addr()?, api.local_addr()?);
@@ -138,7 +138,9 @@ impl Machine {
             Control::new(store.clone(), nodes.clone(), Arc::new(ThisWorld), keys, ate_control::Settings::default());
         control.start().await?;
         control.recover(&name, &node.adopt().await).await?;
-        ship(&control, config).await?;
+        for config in configs {
+            ship(&control, config).await?;
+        }
 
         let shutdown = CancellationToken::new();
         let mut serving = tokio::task::JoinSet::new();
@@ -233,14 +235,13 @@ fn api_socket(directory: &Path) -> anyhow::Result<UnixListener> {
     Ok(socket)
 }
 
-/// Keeps the config that comes with this build up to date, unless somebody has chosen a default of their own.
+/// Keeps a config that comes with this build up to date, unless somebody has put one of their own in its place.
 async fn ship(control: &Control, config: ate_object::SandboxConfig) -> anyhow::Result<()> {
     let configs = control.configs();
     let ours = |config: &ate_object::SandboxConfig| config.metadata.annotations.contains_key(runtime::SHIPPED);
     let chosen = configs.iter().any(|other| {
-        other.spec.sandbox_class == config.spec.sandbox_class
-            && (other.spec.default || other.metadata.name == config.metadata.name)
-            && !ours(other)
+        let rivals = config.spec.default && other.spec.default && other.spec.sandbox_class == config.spec.sandbox_class;
+        (rivals || other.metadata.name == config.metadata.name) && !ours(other)
     });
     if !chosen {
         control.apply(vec![ate_object::Object::SandboxConfig(config)]).await?;

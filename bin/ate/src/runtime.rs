@@ -10,22 +10,15 @@ use ate_object::{Asset, Meta, SandboxClass, SandboxConfig, SandboxConfigSpec};
 /// What the set-up must have built, as `sha256  architecture/build/file` lines.
 const PINS: &str = include_str!("../../../runtime/gvisor/SHA256SUMS");
 
-/// The build that a casual user gets.
+/// The build that a casual user gets, and the configs that `ate dev` keeps up to date by itself, with their builds.
 const DEFAULT_BUILD: &str = "tuned";
-
-/// The name of the config that `ate dev` keeps up to date by itself.
-pub(crate) const DEFAULT_CONFIG: &str = "gvisor-default";
+const CONFIGS: [(&str, &str); 2] = [("gvisor-default", DEFAULT_BUILD), ("gvisor-stock", "stock")];
 
 /// On a config that is ours to change.
 pub(crate) const SHIPPED: &str = "ate.dev/shipped";
 
 /// A config that pins one of the builds for this machine. `directory` is what `runtime/build` prints.
-pub(crate) fn shipped_config(
-    directory: &Path,
-    build: &str,
-    name: &str,
-    default: bool,
-) -> anyhow::Result<SandboxConfig> {
+fn shipped_config(directory: &Path, build: &str, name: &str, default: bool) -> anyhow::Result<SandboxConfig> {
     let architecture = architecture();
     let mut assets = BTreeMap::new();
     for (digest, path) in pins(architecture, build)? {
@@ -50,12 +43,14 @@ pub(crate) fn shipped_config(
     })
 }
 
-pub(crate) fn default_config(directory: Option<&Path>) -> anyhow::Result<SandboxConfig> {
-    let found = match directory {
+/// The configs that come with this build: the default, and the runtime as its makers build it for those who name it.
+pub(crate) fn shipped(directory: Option<&Path>) -> anyhow::Result<Vec<SandboxConfig>> {
+    let directory = match directory {
         Some(directory) => directory.to_owned(),
         None => find()?,
     };
-    shipped_config(&found, DEFAULT_BUILD, DEFAULT_CONFIG, true)
+    let present = CONFIGS.iter().filter(|(_, build)| *build == DEFAULT_BUILD || directory.join(build).exists());
+    present.map(|(name, build)| shipped_config(&directory, build, name, *build == DEFAULT_BUILD)).collect()
 }
 
 fn pins(architecture: &str, build: &str) -> anyhow::Result<Vec<(Digest, String)>> {

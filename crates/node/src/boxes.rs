@@ -75,16 +75,18 @@ impl Blueprints {
 }
 
 impl Node {
+    /// `whence`: who names the assets, for errors.
     pub(crate) async fn blueprint(
         self: &Arc<Self>,
         workload: &Workload,
         assets: &BTreeMap<String, RuntimeAsset>,
+        whence: &str,
     ) -> Result<Arc<Blueprint>, NodeError> {
         let key = Key { workload: workload.clone(), assets: assets.clone() };
         if let Some(blueprint) = self.blueprints.get(&key) {
             return Ok(blueprint);
         }
-        let blueprint = Arc::new(self.draw(workload, assets).await?);
+        let blueprint = Arc::new(self.draw(workload, assets, whence).await?);
         self.blueprints.keep(key, &blueprint);
         self.evict_images();
         Ok(blueprint)

@@ -75,7 +75,7 @@ impl Node {
         let mut laps = Laps::start();
         let _turn = self.turns.acquire().await.map_err(|_| NodeError::WorkerGone)?;
         laps.mark("queue");
-        let (assets, snapshot) = match &order.source {
+        let (assets, snapshot, whence) = match &order.source {
             Source::Boot { runtime } => {
                 let assets = runtime.assets.get(self.host.architecture).ok_or_else(|| {
                     NodeError::Refused(format!(
@@ -83,7 +83,7 @@ impl Node {
                         runtime.config, self.config.name.as_str(), arch = self.host.architecture
                     ))
                 })?;
-                (assets.clone(), None)
+                (assets.clone(), None, format!("SandboxConfig {:?}", runtime.config))
             }
             Source::Snapshot { at, .. } => {
                 let key = SnapshotKey::parse(&at.prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
@@ -91,10 +91,10 @@ impl Node {
                 let assets = manifest.assets.iter().map(|(name, Asset { url, sha256 })| {
                     (name.clone(), ate_orders::RuntimeAsset { url: url.clone(), sha256: *sha256 })
                 });
-                (assets.collect(), Some((key, manifest)))
+                (assets.collect(), Some((key, manifest)), format!("the manifest of snapshot {}", at.prefix))
             }
         };
-        let blueprint = self.blueprint(&order.workload, &assets).await?;
+        let blueprint = self.blueprint(&order.workload, &assets, &whence).await?;
         let loaded = match snapshot {
             Some((key, manifest)) => self.load(&order, key, manifest, &blueprint).await?,
             None => Loaded { source: link::Source::Boot { data: false }, memory: None, archive: None },

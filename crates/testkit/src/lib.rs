@@ -6,7 +6,9 @@
 mod counter;
 mod leaks;
 mod machine;
+mod namespace;
 
 pub use counter::{Reply, counter_image};
 pub use leaks::Leaks;
-pub use machine::Machine;
+pub use machine::{Machine, Said, Setting, pool};
+pub use namespace::Namespace;

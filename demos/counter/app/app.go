@@ -53,6 +53,7 @@ func (a *app) routes() http.Handler {
 	mux.HandleFunc("GET /exit", a.leave)
 	mux.HandleFunc("GET /eat", a.eat)
 	mux.HandleFunc("GET /dial", dial)
+	mux.HandleFunc("GET /resolve", resolve)
 	return mux
 }
 

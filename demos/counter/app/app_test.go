@@ -214,8 +214,22 @@ func TestMemoryEatenIsKept(t *testing.T) {
 
 func TestADialReportsSuccessAndFailure(t *testing.T) {
 	f := start(t, t.TempDir(), t.TempDir())
-	address := strings.TrimPrefix(f.url, "http://")
-	if _, body := f.get(t, "/dial?addr="+address); body != "ok\n" {
+	greeter, _ := net.Listen("tcp", "127.0.0.1:0")
+	defer greeter.Close()
+	go func() {
+		for greeting := "hello"; ; greeting = "" { // the second time it hangs up without a word
+			connection, err := greeter.Accept()
+			if err != nil {
+				return
+			}
+			connection.Write([]byte(greeting))
+			connection.Close()
+		}
+	}()
+	if _, body := f.get(t, "/dial?addr="+greeter.Addr().String()); body != "ok\n" {
+		t.Fatal(body)
+	}
+	if _, body := f.get(t, "/dial?addr="+greeter.Addr().String()); !strings.HasPrefix(body, "error: ") {
 		t.Fatal(body)
 	}
 	closed, _ := net.Listen("tcp", "127.0.0.1:0")

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -110,12 +111,27 @@ func (a *app) eat(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "ate %d MiB\n", mib)
 }
 
+// dial connects and waits for the peer to say something: a connection that is taken and
+// dropped is none.
 func dial(w http.ResponseWriter, r *http.Request) {
 	connection, err := net.DialTimeout("tcp", r.URL.Query().Get("addr"), dialTimeout)
+	if err == nil {
+		defer connection.Close()
+		connection.SetReadDeadline(time.Now().Add(dialTimeout))
+		_, err = connection.Read(make([]byte, 1))
+	}
 	if err != nil {
 		fmt.Fprintf(w, "error: %v\n", err)
 		return
 	}
-	connection.Close()
 	fmt.Fprintln(w, "ok")
+}
+
+func resolve(w http.ResponseWriter, r *http.Request) {
+	addresses, err := net.DefaultResolver.LookupHost(r.Context(), r.URL.Query().Get("name"))
+	if err != nil {
+		fmt.Fprintf(w, "error: %v\n", err)
+		return
+	}
+	fmt.Fprintln(w, strings.Join(addresses, " "))
 }

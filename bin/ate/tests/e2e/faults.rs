@@ -1,14 +1,8 @@
 //! Things that go wrong.
 
-use ate_proto::ateapi::{ActorRef, SuspendActorRequest};
 use ate_testkit::Machine;
 
 use crate::ATE;
-
-async fn suspend(machine: &Machine, name: &str) {
-    let actor_ref = Some(ActorRef { atespace: "space".into(), name: name.into() });
-    machine.control().suspend_actor(SuspendActorRequest { actor_ref }).await.expect("it is suspended");
-}
 
 #[tokio::test]
 async fn after_kill_9_running_actors_are_adopted_and_suspended_ones_continue() {
@@ -20,7 +14,7 @@ async fn after_kill_9_running_actors_are_adopted_and_suspended_ones_continue() {
         machine.count("space", name).await;
         machine.count("space", name).await;
     }
-    suspend(&machine, "suspended").await;
+    machine.suspend("space", "suspended").await;
     machine.kill().await;
     machine.restart().await;
     for name in ["running", "suspended"] {
@@ -28,7 +22,7 @@ async fn after_kill_9_running_actors_are_adopted_and_suspended_ones_continue() {
         assert_eq!((reply.memory, reply.file), (3, 3), "{name}: {reply:?}");
     }
     // An adopted actor can be put to sleep like any other.
-    suspend(&machine, "running").await;
+    machine.suspend("space", "running").await;
     assert_eq!(machine.count("space", "running").await.memory, 4);
     machine.stop().await;
 }
@@ -40,7 +34,7 @@ async fn an_actor_whose_worker_is_killed_continues_from_its_last_snapshot() {
     machine.create_atespace("space").await;
     machine.create_counter("space", "a").await;
     machine.count("space", "a").await;
-    suspend(&machine, "a").await;
+    machine.suspend("space", "a").await;
     assert_eq!(machine.count("space", "a").await.memory, 2);
     for pid in machine.worker_pids() {
         Machine::kill_process(pid);

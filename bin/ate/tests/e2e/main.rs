@@ -2,6 +2,10 @@
 
 mod faults;
 mod life;
+mod network;
+mod pinning;
+mod pools;
+mod snapshots;
 
 /// The binary under test.
 const ATE: &str = env!("CARGO_BIN_EXE_ate");

@@ -74,7 +74,7 @@ impl Actor {
                 }
                 self.snapshots.local = Some((settled, node));
                 self.snapshots.uploading = (intent != Intent::Pause && !durable).then_some(op);
-                if intent == Intent::Pause && !durable { P::Paused } else { P::Suspended }
+                if intent == Intent::Pause { P::Paused } else { P::Suspended }
             }
             (phase, E::Uploaded { prefix }) => {
                 match &self.snapshots.local {

@@ -33,7 +33,7 @@ pub enum Phase {
         intent: Intent,
         snapshot: SnapshotRef,
     },
-    /// Its newest state is on one node only.
+    /// At rest on a node; nobody waits for its newest state to be anywhere else.
     Paused,
 }
 

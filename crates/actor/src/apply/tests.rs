@@ -82,6 +82,21 @@ fn a_local_snapshot_binds_to_its_node_until_it_is_uploaded() {
 }
 
 #[test]
+fn a_pause_ends_paused_also_where_the_disk_is_all_the_durable_storage_there_is() {
+    for durable in [false, true] {
+        let paused = walk(
+            running(),
+            [
+                Event::Save { op: op(2), intent: Intent::Pause, snapshot: snapshot(1) },
+                Event::Captured { op: op(2) },
+                Event::Stored { op: op(2), snapshot: snapshot(1), durable },
+            ],
+        );
+        assert_eq!((paused.phase.status(), paused.snapshots.uploading), (Status::Paused, None));
+    }
+}
+
+#[test]
 fn a_save_that_failed_changes_nothing() {
     let before = running();
     let after = walk(

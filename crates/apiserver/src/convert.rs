@@ -1,6 +1,6 @@
 //! From what the control plane knows to what the wire says, and back.
 
-use ate_actor::{Actor, Phase, SnapshotRef, Status as ActorStatus};
+use ate_actor::{Actor, Phase, SnapshotRef, Snapshots, Status as ActorStatus};
 use ate_control::{Code, ControlError, Versioned, WorkerRecord};
 use ate_proto::ateapi;
 use tonic::Status;
@@ -67,8 +67,12 @@ fn in_progress(actor: &Actor) -> String {
 
 fn latest_snapshot(actor: &Actor) -> Option<ateapi::SnapshotInfo> {
     use ateapi::snapshot_info::Data;
-    let (snapshot, node) = match (&actor.snapshots.local, &actor.snapshots.durable) {
-        (Some((local, node)), _) if actor.phase == Phase::Paused => (local, Some(node)),
+    let Snapshots { local, durable, uploading } = &actor.snapshots;
+    let elsewhere =
+        |prefix: &str| durable.as_ref().is_some_and(|durable| durable.prefix == prefix) || uploading.is_some();
+    let (snapshot, node) = match (local, durable) {
+        // One that is on its way to durable storage counts as being there: its name already says where.
+        (Some((local, node)), _) if actor.phase == Phase::Paused || !elsewhere(&local.prefix) => (local, Some(node)),
         (Some((local, _)), _) => (local, None),
         (None, Some(durable)) => (durable, None),
         (None, None) => return None,
@@ -104,5 +108,63 @@ pub(crate) fn worker(record: &WorkerRecord, version: u64) -> ateapi::Worker {
         worker_pod_uid: record.lease.worker.to_string(),
         node_name: record.lease.node.to_string(),
         actor_atespace: assigned.map(|assignee| assignee.key.atespace.to_string()).unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ate_actor::{Event, Intent, Lease, Scope};
+    use ate_name::{ActorKey, ActorUid, Generation, NodeName, ObjectKey, OpId, TemplateUid, WorkerUid};
+    use ateapi::SnapshotType;
+
+    use super::*;
+
+    fn saved(intent: Intent, durable: bool) -> Actor {
+        let actor = Actor::new(
+            ActorUid::from_random([1; 16]),
+            ActorKey::parse("space", "a").unwrap(),
+            ObjectKey::new("ns", "t"),
+            TemplateUid::from_random([2; 16]),
+            String::new(),
+            jiff::Timestamp::UNIX_EPOCH,
+        );
+        let op = OpId::from_random([3; 16]);
+        let snapshot = SnapshotRef {
+            prefix: "gs://bucket/a".into(),
+            manifest: None,
+            generation: Generation::new(1),
+            scope: Scope::Full,
+            stored_bytes: 0,
+        };
+        let saving = [Event::Save { op, intent, snapshot: snapshot.clone() }, Event::Captured { op }];
+        let stored = Event::Stored { op, snapshot, durable };
+        waking().into_iter().chain(saving).chain([stored]).fold(actor, |actor, event| actor.apply(event).unwrap().0)
+    }
+
+    fn waking() -> [Event; 2] {
+        let op = OpId::from_random([4; 16]);
+        let lease = Lease {
+            worker: WorkerUid::from_random([5; 16]),
+            pod: ObjectKey::new("ns", "w"),
+            pool: ObjectKey::new("ns", "pool"),
+            node: NodeName::new("n"),
+        };
+        [Event::Bind { lease, op }, Event::Started { op }]
+    }
+
+    #[test]
+    fn a_snapshot_is_external_only_if_it_outlives_its_node_or_is_about_to() {
+        for (intent, durable, asleep, awake) in [
+            (Intent::Suspend, true, SnapshotType::External, SnapshotType::External),
+            (Intent::Idle, false, SnapshotType::External, SnapshotType::External),
+            (Intent::Pause, false, SnapshotType::Local, SnapshotType::Local),
+            (Intent::Pause, true, SnapshotType::Local, SnapshotType::External),
+        ] {
+            let sleeper = saved(intent, durable);
+            let kind = |actor: &Actor| latest_snapshot(actor).unwrap().r#type();
+            assert_eq!(kind(&sleeper), asleep, "{intent:?}, durable {durable}");
+            let woken = waking().into_iter().fold(sleeper, |actor, event| actor.apply(event).unwrap().0);
+            assert_eq!(kind(&woken), awake, "{intent:?}, durable {durable}, woken");
+        }
     }
 }

@@ -77,9 +77,10 @@ pub async fn serve(
     shutdown: CancellationToken,
 ) -> Result<(), ServeError> {
     let routes = || -> Result<_, ServeError> {
-        let reflection = tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(ate_proto::FILE_DESCRIPTOR_SET)
-            .build_v1()?;
+        let reflection = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(ate_proto::FILE_DESCRIPTOR_SET)
+        };
         let own = substrate::SubstrateService {
             control: Arc::clone(&control),
             nodes: Arc::clone(&nodes),
@@ -90,7 +91,9 @@ pub async fn serve(
             .concurrency_limit_per_connection(MAX_CALLS as usize)
             .max_concurrent_streams(MAX_CALLS)
             .layer(elapsed::ElapsedLayer)
-            .add_service(reflection)
+            .add_service(reflection().build_v1()?)
+            // Clients of before 2023 know this one only, and the public server has it too.
+            .add_service(reflection().build_v1alpha()?)
             .add_service(
                 ControlServer::new(control::ControlService(Arc::clone(&control)))
                     .max_decoding_message_size(MAX_REQUEST),

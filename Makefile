@@ -11,9 +11,10 @@ setup:
 test: setup test-go
 	cargo test --workspace --no-fail-fast
 
-# The parts in Go: the sandbox runtimes and the demo's program.
+# The parts in Go: the sandbox runtimes and the demos' programs; the public client walks in the end-to-end tests.
 test-go: setup
 	cd demos/counter/app && go test ./...
+	cd demos/public-client && go vet ./...
 	cd runtime/gvisor && go test ./...
 	runtime/smoke
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -52,6 +53,7 @@ pub struct Machine {
     directory: tempfile::TempDir,
     child: Option<Child>,
     port: u16,
+    api: Option<SocketAddr>,
     channel: Option<Channel>,
 }
 
@@ -70,7 +72,7 @@ impl Machine {
     /// Nothing runs yet, and the data directory does not exist.
     pub fn new(program: &str, setting: Setting) -> Self {
         let directory = tempfile::Builder::new().prefix("ate-e2e-").tempdir().expect("a temporary directory");
-        Self { program: program.into(), setting, directory, child: None, port: 0, channel: None }
+        Self { program: program.into(), setting, directory, child: None, port: 0, api: None, channel: None }
     }
 
     /// Runs a command of the CLI against this machine.
@@ -111,6 +113,7 @@ impl Machine {
             .expect("runtime/build runs");
         assert!(runtime.status.success(), "runtime/build failed");
         let log = std::fs::File::options().create(true).append(true).open(self.log()).expect("the log opens");
+        let said = self.logged().len();
         let mut words: Vec<OsString> = Vec::new();
         if let Some(namespace) = &self.setting.namespace {
             words.extend(["nsenter".into(), format!("--net={}", namespace.path().display()).into()]);
@@ -140,10 +143,12 @@ impl Machine {
         loop {
             if let Ok(channel) = connect(self.data().join("api.sock")).await
                 && let Ok(info) = SubstrateClient::new(channel.clone()).get_info(GetInfoRequest {}).await
+                && let Some(api) = api_address(&self.logged()[said..])
             {
                 let url = info.into_inner().router_url;
                 self.port =
                     url.rsplit(':').next().and_then(|port| port.parse().ok()).expect("a router url ends in its port");
+                self.api = Some(api);
                 self.channel = Some(channel);
                 return;
             }
@@ -168,6 +173,11 @@ impl Machine {
 
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Where the API is served by TLS, to whoever comes.
+    pub fn api(&self) -> SocketAddr {
+        self.api.expect("it runs")
     }
 
     pub fn pid(&self) -> u32 {
@@ -408,6 +418,11 @@ fn processes_below(pid: u32) -> Vec<u32> {
 
 pub(crate) fn reference(atespace: &str, name: &str) -> ActorRef {
     ActorRef { atespace: atespace.into(), name: name.into() }
+}
+
+/// Where `ate dev` says that its API is. Only a line that has ended has all of it.
+fn api_address(log: &str) -> Option<SocketAddr> {
+    log.split_once(", https://")?.1.split_once('\n')?.0.parse().ok()
 }
 
 fn signal(pid: u32, signal: rustix::process::Signal) {

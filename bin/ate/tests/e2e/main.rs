@@ -5,6 +5,7 @@ mod life;
 mod network;
 mod pinning;
 mod pools;
+mod public_client;
 mod snapshots;
 
 /// The binary under test.

@@ -92,8 +92,14 @@ impl Node {
         Ok(blueprint)
     }
 
-    async fn draw(&self, workload: &Workload, assets: &BTreeMap<String, RuntimeAsset>) -> Result<Blueprint, NodeError> {
-        let runtime = self.runtimes.ensure(assets).await.map_err(NodeError::Refused)?;
+    async fn draw(
+        &self,
+        workload: &Workload,
+        assets: &BTreeMap<String, RuntimeAsset>,
+        whence: &str,
+    ) -> Result<Blueprint, NodeError> {
+        let runtime = self.runtimes.ensure(assets).await;
+        let runtime = runtime.map_err(|error| NodeError::Refused(format!("{whence}: {error}")))?;
         let (mut images, mut containers) = (Vec::new(), Vec::new());
         for container in &workload.containers {
             let refused = |error: String| {

@@ -96,6 +96,8 @@ pub struct Node {
     host: host::HostFacts,
     logs: Logs,
     workers: Mutex<HashMap<WorkerUid, Arc<workers::Handle>>>,
+    /// Captures that have begun, and can be called off.
+    capturing: Mutex<HashMap<ate_name::OpId, tokio_util::sync::CancellationToken>>,
     /// Images that workers have given up and that are not stored yet.
     captured: Mutex<HashMap<ate_name::OpId, orders::InHand>>,
     pools: tokio::sync::watch::Sender<Vec<Pool>>,
@@ -128,6 +130,7 @@ impl Node {
             host: host::HostFacts::read(),
             logs: Logs::open(&directory("logs")),
             workers: Mutex::default(),
+            capturing: Mutex::default(),
             captured: Mutex::default(),
             pools: tokio::sync::watch::Sender::new(Vec::new()),
             missing: tokio::sync::Notify::new(),

@@ -248,6 +248,18 @@ impl Node {
     }
 
     async fn run_capture(self: &Arc<Self>, order: Capture) -> Result<Captured, NodeError> {
+        let op = order.op;
+        let abort = self.capturing.lock().entry(op).or_default().clone();
+        let captured = self.take_out(order, &abort).await;
+        self.capturing.lock().remove(&op);
+        captured
+    }
+
+    async fn take_out(
+        self: &Arc<Self>,
+        order: Capture,
+        abort: &tokio_util::sync::CancellationToken,
+    ) -> Result<Captured, NodeError> {
         if self.captured.lock().contains_key(&order.op) {
             return Ok(Captured::default());
         }
@@ -281,6 +293,9 @@ impl Node {
             memory: order.full,
             data: workload.has_volumes(),
         });
+        if abort.is_cancelled() {
+            return Err(NodeError::Aborted);
+        }
         let answer = handle.link.call(command, &fds).await;
         drop(fds);
         match answer {
@@ -536,7 +551,11 @@ impl Nodes for LocalNode {
     }
 
     async fn abort(&self, node: &NodeName, worker: WorkerUid, op: OpId) -> Result<(), NodeError> {
-        let handle = self.check(node)?.worker(worker)?;
+        let node = self.check(node)?;
+        if let Some(capturing) = node.capturing.lock().get(&op) {
+            capturing.cancel();
+        }
+        let handle = node.worker(worker)?;
         handle.link.call(Command::Abort { op }, &[]).await.map_err(from_link).map(drop)
     }
 

@@ -118,16 +118,16 @@ impl GvisorDriver {
         let container = &workload.containers[index];
         let spec = spec::oci(workload, container, index == 0, root_id);
         spec::write_bundle(&self.bundle(id), &spec).map_err(SandboxError::io("write the bundle"))?;
+        let bundle = format!("--bundle={}", self.bundle(id).display());
+        self.on_container(id, &format!("create container {:?}", container.name), &["create", &bundle], stdio).await
+    }
+
+    /// A subcommand on a container, whose output goes where the container's is to go.
+    async fn on_container(&self, id: &str, what: &str, args: &[&str], stdio: &OwnedFd) -> Result<(), SandboxError> {
         let output = || stdio.try_clone().map(Stdio::from).map_err(SandboxError::io("share the output"));
         let mut command = self.command(id);
-        command
-            .arg("create")
-            .arg(format!("--bundle={}", self.bundle(id).display()))
-            .arg(id)
-            .stdin(Stdio::null())
-            .stdout(output()?)
-            .stderr(output()?);
-        self.cli(id, &format!("create container {:?}", container.name), &mut command).await
+        command.args(args).arg(id).stdin(Stdio::null()).stdout(output()?).stderr(output()?);
+        self.cli(id, what, &mut command).await
     }
 }
 
@@ -162,24 +162,18 @@ impl Driver for GvisorDriver {
             others: Vec::new(),
             control: Control::new(&self.socket(id)),
             sandbox: self.reaper.follow(sandbox),
-            gofers: vec![self.reaper.follow(gofer)],
+            gofers: std::sync::Mutex::new(vec![self.reaper.follow(gofer)]),
             cgroup,
             exit: watch::Sender::new(None),
             watcher: std::sync::Mutex::default(),
         };
-        for (index, output) in stdio.iter().enumerate().skip(1) {
+        for (index, output) in stdio.into_iter().enumerate().skip(1) {
             let other = format!("{id}.{index}");
-            if let Err(error) = self.create(workload, index, id, &other, output).await {
+            let created = self.create(workload, index, id, &other, &output).await;
+            made.others.push((other, output));
+            if let Err(error) = created {
                 let _ = made.destroy().await;
                 return Err(error);
-            }
-            made.others.push(other.clone());
-            match self.pids(&other) {
-                Ok([_, gofer]) => made.gofers.push(self.reaper.follow(gofer)),
-                Err(error) => {
-                    let _ = made.destroy().await;
-                    return Err(error);
-                }
             }
         }
         made.watch_exit(false);
@@ -196,15 +190,15 @@ impl GvisorDriver {
             self.reaper.follow(pid).exited().await;
             self.reaper.forget(pid);
         }
-        self.clear(id, &[]);
+        self.clear(id, std::iter::empty());
         if let Some(Err(error)) = cgroup.map(Cgroup::remove) {
             tracing::warn!(id, %error, "a box that was never made left its control group");
         }
     }
 
     /// Removes the files of a box.
-    fn clear(&self, id: &str, others: &[String]) {
-        for id in std::iter::once(id).chain(others.iter().map(String::as_str)) {
+    fn clear<'a>(&self, id: &'a str, others: impl Iterator<Item = &'a str>) {
+        for id in std::iter::once(id).chain(others) {
             let _ = std::fs::remove_dir_all(self.bundle(id));
             let _ = std::fs::remove_file(self.log(id));
         }
@@ -246,11 +240,11 @@ impl GvisorDriver {
 struct GvisorBox {
     runsc: GvisorDriver,
     id: String,
-    /// Containers beside the root one.
-    others: Vec<String>,
+    /// Containers beside the root one, and where their output goes.
+    others: Vec<(String, OwnedFd)>,
     control: Control,
     sandbox: Spawned,
-    gofers: Vec<Spawned>,
+    gofers: std::sync::Mutex<Vec<Spawned>>,
     cgroup: Option<Cgroup>,
     exit: watch::Sender<Option<Exit>>,
     watcher: std::sync::Mutex<Option<tokio::task::AbortHandle>>,
@@ -279,6 +273,17 @@ impl GvisorBox {
 
     async fn connect_network(&self, link: &LinkConfig, socket: BorrowedFd<'_>) -> Result<(), SandboxError> {
         let IgnoredAny = self.call("SetNetworkArgs", &spec::network(link), &[socket], CALL_TIMEOUT).await?;
+        Ok(())
+    }
+
+    /// Has the containers beside the root one do as the sandbox does. Their file servers are made only now.
+    async fn others(&self, args: &[&str]) -> Result<(), SandboxError> {
+        for (other, output) in &self.others {
+            let what = format!("{} container {other}", args[0]);
+            self.runsc.on_container(other, &what, args, output).await?;
+            let [_, gofer] = self.runsc.pids(other)?;
+            self.gofers.lock().expect("no holder panics").push(self.runsc.reaper.follow(gofer));
+        }
         Ok(())
     }
 
@@ -349,11 +354,7 @@ impl Sandbox for GvisorBox {
     async fn run(&self, link: &LinkConfig, socket: BorrowedFd<'_>) -> Result<(), SandboxError> {
         self.connect_network(link, socket).await?;
         let IgnoredAny = self.call("StartRoot", &json!(self.id), &[], CALL_TIMEOUT).await?;
-        for other in &self.others {
-            let mut command = self.runsc.command(&self.id);
-            command.args(["start", other]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            self.runsc.cli(&self.id, &format!("start container {other}"), &mut command).await?;
-        }
+        self.others(&["start"]).await?;
         self.watch_exit(true);
         Ok(())
     }
@@ -363,6 +364,8 @@ impl Sandbox for GvisorBox {
         image.rewind().map_err(SandboxError::io("rewind the image"))?;
         let options = json!({"HavePagesFile": false, "HaveDeviceFile": false, "Background": false});
         let IgnoredAny = self.call("Restore", &options, &[image.as_fd()], IMAGE_TIMEOUT).await?;
+        // The image is that of the whole sandbox and has been handed over: the path is not looked at.
+        self.others(&["restore", "--detach", "--image-path=/"]).await?;
         self.control.reconnect().await;
         self.watch_exit(true);
         Ok(())
@@ -416,16 +419,17 @@ impl Sandbox for GvisorBox {
     }
 
     async fn destroy(&self) -> Result<(), SandboxError> {
-        for process in std::iter::once(&self.sandbox).chain(&self.gofers) {
+        let gofers = self.gofers.lock().expect("no holder panics").clone();
+        for process in std::iter::once(&self.sandbox).chain(&gofers) {
             if !process.has_exited() {
                 kill(process.pid);
             }
         }
-        for process in std::iter::once(&self.sandbox).chain(&self.gofers) {
+        for process in std::iter::once(&self.sandbox).chain(&gofers) {
             process.exited().await;
             self.runsc.reaper.forget(process.pid);
         }
-        self.runsc.clear(&self.id, &self.others);
+        self.runsc.clear(&self.id, self.others.iter().map(|(id, _)| id.as_str()));
         if let Some(cgroup) = &self.cgroup {
             cgroup.remove().map_err(SandboxError::io("remove the cgroup"))?;
         }

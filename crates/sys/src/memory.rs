@@ -65,6 +65,10 @@ impl Memory {
     /// writes meanwhile; `&mut self` rules it out within this process.
     pub fn map(&mut self, len: usize) -> io::Result<Mapping<'_>> {
         if len > self.capacity {
+            // Whoever shares the descriptor may have written past what was reserved.
+            self.capacity = self.capacity.max(file_size(&self.fd)?);
+        }
+        if len > self.capacity {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "mapping past the end of the memory"));
         }
         if len == 0 {
@@ -165,7 +169,12 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_past_the_end_is_refused() {
-        assert!(Memory::with_capacity("small", 10).unwrap().map(11).is_err());
+    fn a_mapping_past_the_end_is_refused_until_somebody_writes_there() {
+        let mut memory = Memory::with_capacity("small", 10).unwrap();
+        assert!(memory.map(11).is_err());
+        let mut shared = Memory::from_fd(memory.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        rustix::io::write(&shared, b"longer than that").unwrap();
+        assert_eq!(&memory.map(16).unwrap()[..], b"longer than that");
+        assert_eq!(shared.written().unwrap(), 16);
     }
 }

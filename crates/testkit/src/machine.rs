@@ -349,6 +349,9 @@ spec:
     /// The hashes of the programs that run in workers beside the worker itself: the sandboxes' runtimes.
     pub fn runtimes(&self) -> BTreeSet<String> {
         let inside: Vec<_> = self.worker_pids().into_iter().flat_map(processes_below).collect();
+        if inside.is_empty() {
+            return BTreeSet::new();
+        }
         let programs = inside.into_iter().map(|pid| format!("/proc/{pid}/exe"));
         let output = Command::new("sha256sum").args(programs).output().expect("sha256sum runs");
         let text = String::from_utf8_lossy(&output.stdout);

@@ -132,6 +132,10 @@ impl Worker {
         under_way: &TaskTracker,
     ) {
         let worker = Arc::clone(self);
+        if let Command::Capture(capture) = &call.command {
+            // At once, so that an abort that comes right behind it finds it.
+            self.slot.lock().captures.entry(capture.op).or_default();
+        }
         // Not waited for: a command inside the box may run for as long as it likes.
         let lasting = matches!(call.command, Command::Exec { .. });
         let task = async move {
@@ -376,6 +380,12 @@ impl Worker {
 
     async fn capture(&self, capture: Capture, fds: Vec<OwnedFd>) -> Result<Answer, Refusal> {
         let _one = self.capturing.lock().await;
+        let captured = self.capture_alone(&capture, fds).await;
+        self.slot.lock().captures.remove(&capture.op);
+        captured
+    }
+
+    async fn capture_alone(&self, capture: &Capture, fds: Vec<OwnedFd>) -> Result<Answer, Refusal> {
         if self.slot.lock().retained.contains_key(&capture.op) {
             return Err(Refusal::Captured);
         }
@@ -393,12 +403,9 @@ impl Worker {
         sink.lifecycle("Actor checkpointing");
         let mut phases = Phases::start();
         let to = archive.as_ref().map(|archive| (volumes, archive));
-        let saved = self.save(&tenant, image.as_mut(), to, &abort, &mut phases).await;
-        let mut slot = self.slot.lock();
-        slot.captures.remove(&capture.op);
-        let image_bytes = saved?;
-        slot.retained.insert(capture.op, Retained { image, archive, image_bytes, memo: tenant.memo.clone() });
-        drop(slot);
+        let image_bytes = self.save(&tenant, image.as_mut(), to, &abort, &mut phases).await?;
+        let retained = Retained { image, archive, image_bytes, memo: tenant.memo.clone() };
+        self.slot.lock().retained.insert(capture.op, retained);
         sink.lifecycle("Actor checkpointed");
         self.vacate(&tenant);
         Ok(Answer::Captured { image_bytes, phases: phases.laps })
@@ -412,6 +419,9 @@ impl Worker {
         abort: &CancellationToken,
         phases: &mut Phases,
     ) -> Result<u64, Refusal> {
+        if abort.is_cancelled() {
+            return Err(Refusal::Aborted);
+        }
         let leaving = tenant.leave(&self.events, phases).await?;
         let mut image_bytes = 0;
         if let Some(image) = image {

@@ -346,9 +346,33 @@ spec:
         workers.filter_map(|entry| birth(entry.path())).collect()
     }
 
-    /// The hashes of the programs that run in workers beside the worker itself: the sandboxes' runtimes.
+    /// The processes in workers beside the worker itself: those of sandboxes.
+    pub fn sandbox_pids(&self) -> Vec<u32> {
+        self.worker_pids().into_iter().flat_map(processes_below).collect()
+    }
+
+    /// The control group of everything that this machine runs, as its path in every hierarchy.
+    pub fn cgroup(&self) -> String {
+        let node = self.data().canonicalize().unwrap_or_else(|_| self.data()).join("node");
+        let digest = Command::new("sh").args(["-c", "printf %s \"$0\" | sha256sum"]).arg(node).output();
+        let digest = String::from_utf8(digest.expect("sha256sum runs").stdout).expect("hexadecimal");
+        format!("ate-{}", &digest[..12])
+    }
+
+    /// How many groups there are below it, in the hierarchy that accounts for memory.
+    pub fn cgroups(&self) -> usize {
+        fn below(directory: &Path) -> usize {
+            let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+            entries.filter(|entry| entry.path().is_dir()).map(|entry| 1 + below(&entry.path())).sum()
+        }
+        let roots = ["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].map(|root| Path::new(root).join(self.cgroup()));
+        let root = roots.iter().find(|root| root.exists()).expect("its control group exists");
+        below(root)
+    }
+
+    /// The hashes of the programs that run in sandboxes.
     pub fn runtimes(&self) -> BTreeSet<String> {
-        let inside: Vec<_> = self.worker_pids().into_iter().flat_map(processes_below).collect();
+        let inside = self.sandbox_pids();
         if inside.is_empty() {
             return BTreeSet::new();
         }

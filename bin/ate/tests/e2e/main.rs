@@ -1,10 +1,14 @@
 //! The binary as a user runs it, on real gVisor. Needs root.
 
+mod cycles;
 mod faults;
+mod hostile;
 mod life;
+mod limits;
 mod network;
 mod pinning;
 mod pools;
+mod protocols;
 mod public_client;
 mod snapshots;
 

@@ -101,13 +101,14 @@ impl Control {
 
     /// From the intention on; also where a crashed save is taken up.
     pub(crate) async fn finish_save(self: &Arc<Self>, mut read: Read<Actor>) -> Result<Read<Actor>, ControlError> {
-        if let Phase::Suspending { lease, op, snapshot, .. } = read.value.phase.clone() {
+        if let Phase::Suspending { lease, op, snapshot, intent, .. } = read.value.phase.clone() {
             let order = Capture {
                 op,
                 worker: lease.worker,
                 actor: read.value.uid,
                 generation: read.value.generation,
                 full: snapshot.scope == Scope::Full,
+                if_idle: intent == Intent::Idle,
             };
             match self.nodes.capture(&lease.node, order).await {
                 Ok(captured) => {

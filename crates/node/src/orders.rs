@@ -292,6 +292,7 @@ impl Node {
             generation: order.generation,
             memory: order.full,
             data: workload.has_volumes(),
+            if_idle: order.if_idle,
         });
         if abort.is_cancelled() {
             return Err(NodeError::Aborted);

@@ -70,6 +70,8 @@ pub struct Capture {
     pub generation: Generation,
     /// Memory and files, or the durable directory only.
     pub full: bool,
+    /// Only while nobody is connected to it: whoever is has not been answered yet.
+    pub if_idle: bool,
 }
 
 /// Store what a capture took.

@@ -117,6 +117,8 @@ pub struct Capture {
     /// Memory too, or only the durable directory.
     pub memory: bool,
     pub data: bool,
+    /// Only while nobody is connected to it; [`Refusal::Aborted`] otherwise.
+    pub if_idle: bool,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

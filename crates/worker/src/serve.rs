@@ -22,7 +22,7 @@ use crate::link::{
 };
 use crate::output::Sink;
 use crate::root::Sockets;
-use crate::tenant::{Events, Phases, Tenant, describe, memory};
+use crate::tenant::{Events, Leaving, Phases, Tenant, describe, memory};
 use crate::{Config, ORPHANED_AFTER, WorkerError, durable, egress, identity, ingress, names, ready};
 
 /// News not yet told. A tenant produces one per freeze or thaw; a node that is this far behind asks for a report.
@@ -403,7 +403,11 @@ impl Worker {
         sink.lifecycle("Actor checkpointing");
         let mut phases = Phases::start();
         let to = archive.as_ref().map(|archive| (volumes, archive));
-        let image_bytes = self.save(&tenant, image.as_mut(), to, &abort, &mut phases).await?;
+        if abort.is_cancelled() {
+            return Err(Refusal::Aborted);
+        }
+        let leaving = tenant.leave(capture.if_idle, &self.events, &mut phases).await?;
+        let image_bytes = self.save(&tenant, leaving, image.as_mut(), to, &abort, &mut phases).await?;
         let retained = Retained { image, archive, image_bytes, memo: tenant.memo.clone() };
         self.slot.lock().retained.insert(capture.op, retained);
         sink.lifecycle("Actor checkpointed");
@@ -414,15 +418,12 @@ impl Worker {
     async fn save(
         &self,
         tenant: &Tenant,
+        leaving: Leaving<'_>,
         image: Option<&mut Memory>,
         archive: Option<(PathBuf, &File)>,
         abort: &CancellationToken,
         phases: &mut Phases,
     ) -> Result<u64, Refusal> {
-        if abort.is_cancelled() {
-            return Err(Refusal::Aborted);
-        }
-        let leaving = tenant.leave(&self.events, phases).await?;
         let mut image_bytes = 0;
         if let Some(image) = image {
             match tenant.sandbox.checkpoint(image).await {

@@ -135,11 +135,25 @@ impl Tenant {
         }
     }
 
-    /// Stops the actor so that it can be saved. It comes back to life unless [`Leaving::gone`] is called.
-    pub(crate) async fn leave(&self, events: &Events, phases: &mut Phases) -> Result<Leaving<'_>, Refusal> {
+    /// Stops the actor so that it can be saved. It comes back to life unless [`Leaving::gone`] is called. `if_idle`: not
+    /// while somebody is connected, who would be cut off without an answer.
+    pub(crate) async fn leave(
+        &self,
+        if_idle: bool,
+        events: &Events,
+        phases: &mut Phases,
+    ) -> Result<Leaving<'_>, Refusal> {
         let mode = self.mode.lock().await;
         if *mode == Mode::Gone {
             return Err(Refusal::Stale);
+        }
+        if if_idle {
+            // As in `freeze_when_idle`: whoever comes after this waits for the mode, whoever came before is counted.
+            self.frozen.store(true, Ordering::SeqCst);
+            if self.connections.load(Ordering::SeqCst) > 0 {
+                self.frozen.store(*mode == Mode::Frozen, Ordering::SeqCst);
+                return Err(Refusal::Aborted);
+            }
         }
         self.leaving.store(true, Ordering::SeqCst);
         self.connected.lock().cancel();
@@ -208,6 +222,8 @@ impl Leaving<'_> {
         {
             return Refusal::Failed(describe(&error));
         }
+        // Thawed, or never frozen although it was said to be.
+        self.tenant.frozen.store(false, Ordering::SeqCst);
         *self.tenant.connected.lock() = CancellationToken::new();
         self.tenant.leaving.store(false, Ordering::SeqCst);
         why
@@ -260,4 +276,88 @@ impl Phases {
 /// Memory that the node sent, as an image to restore from or to write into.
 pub(crate) fn memory(fd: std::os::fd::OwnedFd) -> Result<Memory, Refusal> {
     Memory::from_fd(fd).map_err(|error| Refusal::Failed(format!("cannot use the memory that the node sent: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{BorrowedFd, OwnedFd};
+
+    use ate_name::{ActorKey, ActorUid, Generation, ObjectKey};
+    use ate_sandbox::{Exec, Exit, LinkConfig};
+
+    use super::*;
+
+    /// A box in which nothing happens.
+    struct Still;
+
+    #[async_trait::async_trait]
+    impl Sandbox for Still {
+        async fn run(&self, _: &LinkConfig, _: BorrowedFd<'_>) -> Result<(), SandboxError> {
+            Ok(())
+        }
+        async fn restore(&self, _: &Memory, _: &LinkConfig, _: BorrowedFd<'_>) -> Result<(), SandboxError> {
+            Ok(())
+        }
+        async fn freeze(&self) -> Result<(), SandboxError> {
+            Ok(())
+        }
+        async fn thaw(&self) -> Result<(), SandboxError> {
+            Ok(())
+        }
+        async fn checkpoint(&self, _: &mut Memory) -> Result<usize, SandboxError> {
+            Ok(0)
+        }
+        async fn exec(&self, _: &Exec, _: [OwnedFd; 3]) -> Result<Exit, SandboxError> {
+            std::future::pending().await
+        }
+        async fn ended(&self) -> Exit {
+            std::future::pending().await
+        }
+        fn memory_bytes(&self) -> u64 {
+            0
+        }
+        async fn destroy(&self) -> Result<(), SandboxError> {
+            Ok(())
+        }
+    }
+
+    fn tenant() -> (Arc<Tenant>, Events) {
+        let identity = Identity {
+            uid: ActorUid::from_random([1; 16]),
+            key: ActorKey::parse("space", "a").unwrap(),
+            template: ObjectKey::new("demo", "counter"),
+            generation: Generation::new(1),
+        };
+        let events = Events(tokio::sync::broadcast::Sender::new(8));
+        (Tenant::new(identity, Box::new(Still), vec![80], Vec::new(), serde_json::Value::Null), events)
+    }
+
+    #[tokio::test]
+    async fn a_visitor_is_not_cut_off_by_a_save_that_nobody_asked_for() {
+        let (tenant, events) = tenant();
+        let connected = tenant.connected();
+        let visit = tenant.enter(&events).await.unwrap().expect("it runs");
+        let left = tenant.leave(true, &events, &mut Phases::start()).await;
+        assert!(matches!(left, Err(Refusal::Aborted)));
+        assert!(!connected.is_cancelled() && !tenant.is_leaving());
+        let second = tenant.enter(&events).await.unwrap();
+        assert!(second.is_some(), "and others are let in");
+
+        drop((visit, second));
+        let leaving = tenant.leave(true, &events, &mut Phases::start()).await.ok().expect("nobody is here");
+        assert!(tenant.enter(&events).await.unwrap().is_none());
+        leaving.gone(&mut Phases::start()).await;
+    }
+
+    #[tokio::test]
+    async fn a_suspend_that_was_asked_for_does_not_wait_for_visitors() {
+        let (tenant, events) = tenant();
+        let connected = tenant.connected();
+        let _visit = tenant.enter(&events).await.unwrap();
+        let leaving = tenant.leave(false, &events, &mut Phases::start()).await.ok().expect("whoever is here");
+        assert!(connected.is_cancelled());
+        let why = leaving.stay(&events, Refusal::Aborted).await;
+        assert!(matches!(why, Refusal::Aborted));
+        assert!(tenant.enter(&events).await.unwrap().is_some(), "it stays after all");
+    }
 }

@@ -149,9 +149,11 @@ impl Control {
             let mut tell = Some(tell);
             if !failed && let Some(tell) = tell.take() {
                 // The sandbox runs: the caller need not wait until that is written down.
+                control.told.lock().insert(op);
                 let _ = tell.send(answer.clone());
             }
             control.settle_wake(Woken { read: bound, node: result }).await;
+            control.told.lock().remove(&op);
             if let Some(tell) = tell {
                 let _ = tell.send(answer);
             }

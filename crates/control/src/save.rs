@@ -22,7 +22,12 @@ const RETRY_LAST: Duration = Duration::from_secs(30);
 impl Control {
     /// Suspends (durable) or pauses (on the node) an actor and waits until that is so.
     pub async fn save_actor(self: &Arc<Self>, key: &ActorKey, intent: Intent) -> Result<Versioned, ControlError> {
-        let read = self.actor(key).await?;
+        let mut read = self.actor(key).await?;
+        if read.value.phase.operation().is_some_and(|op| self.told.lock().contains(&op)) {
+            // Whoever asks may have had an answer from the actor already: to them it runs.
+            self.settled(key, tokio::time::Instant::now() + self.settings.park).await?;
+            read = self.actor(key).await?;
+        }
         let (resting, verb) = match intent {
             Intent::Pause => (Phase::Paused, "PAUSING"),
             Intent::Suspend | Intent::Idle => (Phase::Suspended, "SUSPENDING"),

@@ -30,6 +30,7 @@ impl Control {
             fleet: Mutex::default(),
             freed: tokio::sync::Notify::new(),
             stirred: tokio::sync::broadcast::Sender::new(STIRRED),
+            told: Mutex::default(),
             follower: follow::Follower::default(),
             assignments: assignments::Assignments::new(),
             tasks: tokio_util::task::TaskTracker::new(),

@@ -84,6 +84,7 @@ struct Machine {
     control: Arc<Control>,
     node: Arc<Node>,
     store: Arc<EmbeddedStore>,
+    socket: PathBuf,
     shutdown: CancellationToken,
     serving: tokio::task::JoinSet<anyhow::Result<()>>,
 }
@@ -171,7 +172,8 @@ impl Machine {
         eprintln!("ate dev is up, all state in {}", directory.display());
         eprintln!("  actors  http://<actor>.<atespace>.localhost:{}/", actors_at.port());
         eprintln!("  API     unix://{}, https://{}", directory.join(ate_cli::SOCKET).display(), api_at);
-        Ok(Self { control, node, store, shutdown, serving })
+        let socket = directory.join(ate_cli::SOCKET);
+        Ok(Self { control, node, store, socket, shutdown, serving })
     }
 
     /// Every actor is suspended first: the next start finds all of them where they were.
@@ -187,6 +189,8 @@ impl Machine {
         if tokio::time::timeout(LAST_REQUESTS, served).await.is_err() {
             eprintln!("some connections did not end in time and were cut");
         }
+        // While the store's lock is still ours, and so the socket.
+        let _ = std::fs::remove_file(&self.socket);
         let store = Arc::clone(&self.store);
         tokio::task::spawn_blocking(move || store.close()).await?;
         Ok(())

@@ -9,6 +9,6 @@ mod machine;
 mod namespace;
 
 pub use counter::{Reply, counter_image};
-pub use leaks::Leaks;
+pub use leaks::{HostWide, Leaks};
 pub use machine::{Machine, Said, Setting, pool};
 pub use namespace::Namespace;

@@ -155,7 +155,7 @@ impl Machine {
         let tls = identity.server_config(Role::Api, &[name.as_str()], ClientCertificates::VerifiedIfGiven)?;
         let info = ate_apiserver::Info {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            build: crate::BUILD.to_owned(),
+            build: crate::version::BUILT_FROM.to_owned(),
             instance: identity.authority().instance().to_string(),
             router_url: format!("http://localhost:{}", actors_at.port()),
         };

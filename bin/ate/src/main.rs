@@ -1,9 +1,11 @@
 //! One binary, every role.
 
 mod dev;
+mod doctor;
 mod image;
 mod local;
 mod runtime;
+mod version;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -38,6 +40,12 @@ enum Verb {
     /// Make images without a builder and without a registry
     #[command(subcommand)]
     Image(image::ImageVerb),
+    /// Commands of whoever looks after a machine
+    #[command(subcommand)]
+    Node(doctor::NodeVerb),
+    /// Tell what this binary was built from, and which sandbox runtimes it knows
+    #[command(after_help = "Examples:\n  ate version\n  ate version -o json")]
+    Version,
     /// One sandbox slot; started by the node
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -70,6 +78,12 @@ fn main() -> ExitCode {
         Verb::Client(verb) => return client(verb, &global),
         Verb::Dev(args) => runtime().and_then(|runtime| runtime.block_on(dev::run(args, &global.data_dir))),
         Verb::Image(verb) => image::run(verb),
+        Verb::Version => version::run(&global),
+        Verb::Node(doctor::NodeVerb::Doctor(args)) => match doctor::run(&args, &global) {
+            // It has been told line by line.
+            Ok(false) => return ExitCode::FAILURE,
+            told => told.map(drop),
+        },
         Verb::Worker(args) => worker(args),
     };
     match ended {

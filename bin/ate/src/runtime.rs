@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use ate_name::{Digest, Labels};
 use ate_object::{Asset, Meta, SandboxClass, SandboxConfig, SandboxConfigSpec};
+use serde::Serialize;
 
 /// What the set-up must have built, as `sha256  architecture/build/file` lines.
 const PINS: &str = include_str!("../../../runtime/gvisor/SHA256SUMS");
@@ -45,12 +46,37 @@ fn shipped_config(directory: &Path, build: &str, name: &str, default: bool) -> a
 
 /// The configs that come with this build: the default, and the runtime as its makers build it for those who name it.
 pub(crate) fn shipped(directory: Option<&Path>) -> anyhow::Result<Vec<SandboxConfig>> {
-    let directory = match directory {
-        Some(directory) => directory.to_owned(),
-        None => find()?,
-    };
+    let directory = directory.map_or_else(find, |directory| Ok(directory.to_owned()))?;
     let present = CONFIGS.iter().filter(|(_, build)| *build == DEFAULT_BUILD || directory.join(build).exists());
     present.map(|(name, build)| shipped_config(&directory, build, name, *build == DEFAULT_BUILD)).collect()
+}
+
+/// A file of a sandbox runtime that this build knows.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Pin {
+    pub(crate) class: &'static str,
+    pub(crate) architecture: String,
+    pub(crate) build: String,
+    pub(crate) file: String,
+    pub(crate) sha256: String,
+}
+
+/// Every file that is pinned, of every build and architecture.
+pub(crate) fn all_pins() -> anyhow::Result<Vec<Pin>> {
+    let pin = |line: &str| {
+        let (sha256, path) = line.split_once("  ")?;
+        let (architecture, path) = path.split_once('/')?;
+        let (build, file) = path.split_once('/')?;
+        let [architecture, build, file, sha256] = [architecture, build, file, sha256].map(str::to_owned);
+        Some(Pin { class: "gvisor", architecture, build, file, sha256 })
+    };
+    PINS.lines().map(|line| pin(line).with_context(|| format!("not a pin: {line:?}"))).collect()
+}
+
+/// Where the runtime of a casual user is, and what its files must be.
+pub(crate) fn default_pins(directory: Option<&Path>) -> anyhow::Result<(PathBuf, Vec<(Digest, String)>)> {
+    let directory = directory.map_or_else(find, |directory| Ok(directory.to_owned()))?;
+    Ok((directory.join(DEFAULT_BUILD), pins(architecture(), DEFAULT_BUILD)?))
 }
 
 fn pins(architecture: &str, build: &str) -> anyhow::Result<Vec<(Digest, String)>> {

@@ -89,6 +89,17 @@ pub struct Global {
     pub context: Option<String>,
 }
 
+impl Global {
+    /// `document` as JSON or YAML, if that is how results are to be shown; otherwise they are for people.
+    pub fn document(&self, document: &impl serde::Serialize) -> Option<String> {
+        match self.output {
+            Format::Json => Some(show::json_text(document)),
+            Format::Yaml => Some(show::yaml_text(document)),
+            Format::Table | Format::Wide | Format::Name => None,
+        }
+    }
+}
+
 #[derive(Debug, clap::Subcommand)]
 pub enum Verb {
     /// Show actors, workers, atespaces, templates, pools or configs

@@ -111,7 +111,7 @@ fn is_ours(line: &str) -> bool {
 }
 
 /// As the node names the control group of its instance.
-fn cgroup_of(node: &Path) -> String {
+pub(crate) fn cgroup_of(node: &Path) -> String {
     let digest = ate_snapshot::Content::of(node.as_os_str().as_encoded_bytes()).digest.to_string();
     format!("ate-{}", &digest[..12])
 }

@@ -21,6 +21,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use crate::counter::{counter_image, repository};
+use crate::leaks::cgroup_of;
 use crate::{Namespace, Reply};
 
 /// Generous: the machine may be building beside the test.
@@ -353,10 +354,7 @@ spec:
 
     /// The control group of everything that this machine runs, as its path in every hierarchy.
     pub fn cgroup(&self) -> String {
-        let node = self.data().canonicalize().unwrap_or_else(|_| self.data()).join("node");
-        let digest = Command::new("sh").args(["-c", "printf %s \"$0\" | sha256sum"]).arg(node).output();
-        let digest = String::from_utf8(digest.expect("sha256sum runs").stdout).expect("hexadecimal");
-        format!("ate-{}", &digest[..12])
+        cgroup_of(&self.data().canonicalize().unwrap_or_else(|_| self.data()).join("node"))
     }
 
     /// How many groups there are below it, in the hierarchy that accounts for memory.

@@ -65,8 +65,8 @@ struct Args {
     /// Stop when it has been shown; fails if a count is wrong or anything is left behind
     #[arg(long)]
     once: bool,
-    #[arg(long, default_value_t = 24)]
-    actors: usize,
+    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    actors: u16,
     /// Requests of the mixed part, besides one to each actor and the bursts
     #[arg(long, default_value_t = 26)]
     requests: usize,
@@ -193,7 +193,7 @@ async fn show(args: &Args, data: &Path, demo: &Arc<Demo>, channel: &Channel, beg
         return Ok(());
     }
     demo.ledger.lock().share()?;
-    print_next(args, data, demo.port)?;
+    print_next(args, data, demo)?;
     demo.is_shown.store(true, Ordering::Relaxed);
     std::future::pending().await
 }
@@ -353,17 +353,18 @@ fn print(
     Ok(())
 }
 
-fn print_next(args: &Args, data: &Path, port: u16) -> anyhow::Result<()> {
+fn print_next(args: &Args, data: &Path, demo: &Demo) -> anyhow::Result<()> {
+    let (name, port) = (&demo.names[demo.names.len().min(7) - 1], demo.port);
     let ate = args.ate.canonicalize()?;
     let programs = ate.parent().unwrap_or(Path::new("."));
     let (mut out, paint) = (std::io::stdout().lock(), colours());
     writeln!(out, "\n{} in another terminal:\n", paint.tone(Tone::Strong, "Try next,"))?;
     writeln!(out, "  export ATE_DATA_DIR={} PATH={}:$PATH", data.display(), programs.display())?;
     for (command, what) in [
-        (format!("curl http://counter-7.{ATESPACE}.localhost:{port}/"), "wakes it if it sleeps; it counts on"),
+        (format!("curl http://{name}.{ATESPACE}.localhost:{port}/"), "wakes it if it sleeps; it counts on"),
         (format!("ate get actors -a {ATESPACE} -w"), "see them freeze and sleep"),
-        (format!("ate suspend counter-7 -a {ATESPACE}"), "snapshot it now, free its worker"),
-        (format!("ate logs counter-7 -a {ATESPACE} -f"), "what it prints, over its sleep and from worker to worker"),
+        (format!("ate suspend {name} -a {ATESPACE}"), "snapshot it now, free its worker"),
+        (format!("ate logs {name} -a {ATESPACE} -f"), "what it prints, over its sleep and from worker to worker"),
     ] {
         writeln!(out, "  {command:<52}  {}", paint.tone(Tone::Faint, &format!("# {what}")))?;
     }

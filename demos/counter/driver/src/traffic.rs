@@ -19,6 +19,9 @@ use crate::wakes::Wakes;
 /// can take in a new actor about three times a second; faster than that, requests would measure the queue.
 const PACE: Duration = Duration::from_millis(400);
 
+/// Actors asked at the same time, but for the crowd: on a slow machine the pace falls instead of a queue growing.
+const AT_A_TIME: usize = 2;
+
 /// Different actors asked at the same moment: twice as many as there are workers, so that some have to wait for one.
 const CROWD: usize = 8;
 
@@ -89,7 +92,7 @@ impl Demo {
         let mut tasks = JoinSet::new();
         for name in self.shuffled(self.names.len()) {
             self.spawn(&mut tasks, name, 1, false);
-            tokio::time::sleep(PACE).await;
+            pace(&mut tasks, PACE).await;
         }
         self.mix(&mut tasks, mixed).await;
         tasks.join_all().await;
@@ -108,7 +111,7 @@ impl Demo {
             self.spawn(&mut tasks, name, AT_ONCE, false);
         }
         for name in sleepers {
-            tokio::time::sleep(PACE).await;
+            pace(&mut tasks, PACE).await;
             self.spawn(&mut tasks, name, 1, false);
         }
         tasks.join_all().await;
@@ -137,7 +140,7 @@ impl Demo {
                 self.spawn(tasks, name, 1, false);
             }
             let jitter = rand::rng().random_range(0.3..1.0);
-            tokio::time::sleep(PACE.mul_f64(jitter)).await;
+            pace(tasks, PACE.mul_f64(jitter)).await;
         }
     }
 
@@ -215,5 +218,13 @@ impl Demo {
             self.replies.lock().insert(name.to_owned(), last);
         }
         Ok(())
+    }
+}
+
+/// Until the next request may be sent.
+async fn pace(tasks: &mut JoinSet<()>, pause: Duration) {
+    tokio::time::sleep(pause).await;
+    while tasks.len() >= AT_A_TIME {
+        tasks.join_next().await;
     }
 }

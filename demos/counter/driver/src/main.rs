@@ -47,6 +47,9 @@ const TEMPLATE: (&str, &str) = ("demo", "counter");
 /// What a stopped instance held is gone by then; the kernel takes its time with the last of a process tree.
 const GONE_WITHIN: Duration = Duration::from_secs(2);
 
+/// Signals that come within this time ask for the same thing.
+const SAME_WISH: Duration = Duration::from_secs(1);
+
 /// As shells say it of a command that Ctrl-C has ended.
 const INTERRUPTED: u8 = 130;
 
@@ -86,6 +89,14 @@ impl Stop {
         let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
         let [interrupt, terminate, hangup] = kinds.map(signal);
         Ok(Self([interrupt?, terminate?, hangup?]))
+    }
+
+    /// What has been asked so far.
+    fn forget(&mut self) {
+        for signal in &mut self.0 {
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            while signal.poll_recv(&mut context).is_ready() {}
+        }
     }
 
     async fn asked(&mut self) {
@@ -129,22 +140,25 @@ async fn run(args: Args) -> anyhow::Result<ExitCode> {
 
     narrator.begin("starting ate dev");
     let mut server = Server::start(&args.ate, &mut directory, router, api)?;
-    let up = tokio::select! {
-        up = server.up() => Some(up?),
-        () = stop.asked() => None,
-    };
-    let mut shown = Ok(None);
     let mut demo = None;
-    if let Some((port, channel)) = up {
-        let names = (1..=args.actors).map(|number| format!("counter-{number}")).collect();
-        let running = Arc::new(Demo::new(port, ATESPACE, names, ledger, narrator.clone()));
-        demo = Some(Arc::clone(&running));
-        shown = tokio::select! {
-            shown = show(&args, &directory.path, &running, &channel, begun) => shown.map(Some),
-            dead = server.died() => Err(dead),
-            () = stop.asked() => Ok(None),
-        };
-    }
+    let up = tokio::select! {
+        up = server.up() => up.map(Some),
+        () = stop.asked() => Ok(None),
+    };
+    // Whatever happens from here on, the server is stopped in the end.
+    let shown = match up {
+        Ok(Some((port, channel))) => {
+            let names = (1..=args.actors).map(|number| format!("counter-{number}")).collect();
+            let running = demo.insert(Arc::new(Demo::new(port, ATESPACE, names, ledger, narrator.clone())));
+            tokio::select! {
+                shown = show(&args, &directory.path, running, &channel, begun) => shown.map(Some),
+                dead = server.died() => Err(dead),
+                () = stop.asked() => Ok(None),
+            }
+        }
+        Ok(None) => Ok(None),
+        Err(error) => Err(error),
+    };
     let stopped = stop_server(&mut server, &mut stop, &narrator).await;
     let problems = demo.as_ref().map(|demo| std::mem::take(&mut *demo.problems.lock())).unwrap_or_default();
     for problem in &problems {
@@ -376,9 +390,15 @@ fn print_next(args: &Args, data: &Path, demo: &Demo) -> anyhow::Result<()> {
 async fn stop_server(server: &mut Server, stop: &mut Stop, narrator: &Narrator) -> anyhow::Result<()> {
     narrator.begin("stopping: suspending every actor");
     server.stop();
+    let again = async {
+        // Whoever signals a whole group may reach us twice with the same wish.
+        tokio::time::sleep(SAME_WISH).await;
+        stop.forget();
+        stop.asked().await;
+    };
     tokio::select! {
         ended = server.wait() => ended?,
-        () = stop.asked() => {
+        () = again => {
             server.kill().await?;
             bail!("stopped halfway: workers still run for some minutes, and the next `make demo` takes them over");
         }

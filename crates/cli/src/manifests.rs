@@ -32,7 +32,15 @@ pub(crate) fn read(paths: &[PathBuf], namespace: &str, terminal: &mut Terminal) 
             }
         }
     }
-    if refused.is_empty() { Ok(objects) } else { Err(CliError::Manifests(refused)) }
+    if !refused.is_empty() {
+        return Err(CliError::Manifests(refused));
+    }
+    if objects.is_empty() {
+        // A file that was to be filled and is not would otherwise look like success.
+        let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+        return Err(CliError::Failed(format!("no object in {}", names.join(", "))));
+    }
+    Ok(objects)
 }
 
 /// Each file that `path` stands for, and the absolute directory that relative paths in it start from.

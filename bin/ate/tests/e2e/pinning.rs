@@ -138,7 +138,14 @@ async fn a_runtime_that_is_not_what_it_should_be_is_refused_with_a_remedy() {
         assert!(words.iter().all(|word| status.contains(word)), "{name}: {status}");
     }
     assert!(machine.runtimes().is_empty(), "nothing was started");
-    let said = machine.cli(&["apply", "-f", "/dev/null"]).await;
-    assert_ne!(said.code, 0, "{said:?}");
+    let file = machine.directory().join("config.json");
+    std::fs::write(&file, config("classless", &arch, &asset).replace("gvisor\"", "nonsense\"")).expect("written");
+    let said = machine.cli(&["apply", "-f", &file.display().to_string()]).await;
+    assert!(said.code != 0 && said.stderr.contains("sandboxClass"), "{said:?}");
+    // Two defaults of one class: refused, with both names.
+    let rival = config("rival", &arch, &asset).replace("\"spec\":{", "\"spec\":{\"default\":true,");
+    std::fs::write(&file, rival).expect("written");
+    let said = machine.cli(&["apply", "-f", &file.display().to_string()]).await;
+    assert!(said.code != 0 && ["rival", "gvisor-default"].iter().all(|name| said.stderr.contains(name)), "{said:?}");
     machine.stop().await;
 }

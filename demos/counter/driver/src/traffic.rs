@@ -28,6 +28,9 @@ const CROWD: usize = 8;
 /// Requests to the same sleeping actor at the same moment: they share one wake.
 const AT_ONCE: u64 = 10;
 
+/// An actor that has just been asked is frozen by then, and not yet suspended.
+const FROZEN_WITHIN: Duration = Duration::from_secs(2);
+
 /// By then the idle policy has suspended everyone many times over.
 const QUIET_WITHIN: Duration = Duration::from_secs(60);
 
@@ -83,7 +86,8 @@ impl Demo {
         self.problems.lock().push(text);
     }
 
-    /// All of it: everyone once, a mixture of `mixed` requests, a crowd, many at once to one, a silence, and some again.
+    /// All of it: everyone once, a mixture of `mixed` requests, a crowd, a silence, many at once to one,
+    /// some more sleepers, and whoever is frozen then.
     pub(crate) async fn drive(self: &Arc<Self>, mixed: usize) {
         let (crowd, again) = (CROWD.min(self.names.len()), (self.names.len() / 3).max(1));
         let planned = self.names.len() + mixed + crowd + again;
@@ -115,7 +119,33 @@ impl Demo {
             self.spawn(&mut tasks, name, 1, false);
         }
         tasks.join_all().await;
+        self.thaw().await;
         self.narrator.end();
+    }
+
+    /// Whoever is still on a worker, once frozen: the shortest sleep there is.
+    async fn thaw(self: &Arc<Self>) {
+        self.narrator.begin("thawing");
+        let begun = Instant::now();
+        let mut asked = BTreeSet::new();
+        while let Some(left) = FROZEN_WITHIN.checked_sub(begun.elapsed()) {
+            let news = self.news.notified();
+            tokio::pin!(news);
+            news.as_mut().enable();
+            let frozen = {
+                let wakes = self.wakes.lock();
+                self.names.iter().find(|name| !asked.contains(*name) && wakes.is_frozen(name)).cloned()
+            };
+            let Some(name) = frozen else {
+                let _ = tokio::time::timeout(left, news).await;
+                continue;
+            };
+            self.progress.lock().planned += 1;
+            asked.insert(name.clone());
+            let mut tasks = JoinSet::new();
+            self.spawn(&mut tasks, name, 1, false);
+            tasks.join_all().await;
+        }
     }
 
     fn shuffled(&self, count: usize) -> Vec<String> {

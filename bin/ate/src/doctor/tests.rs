@@ -56,11 +56,19 @@ fn each_thing_that_is_needed_is_missed_and_its_remedy_told() {
     let remedies = [
         after(|facts| facts.is_root = false),
         after(|facts| facts.kernel = (5, 2)),
-        after(|facts| drop(facts.cgroups.controllers.remove("pids"))),
+        after(|facts| {
+            facts.cgroups.controllers.remove("pids");
+        }),
         after(|facts| facts.cgroups.version = 1),
-        after(|facts| drop(facts.tools.remove("nft"))),
-        after(|facts| drop(facts.namespaces.insert("net", None))),
-        after(|facts| drop(facts.namespaces.insert("net", Some(0)))),
+        after(|facts| {
+            facts.tools.remove("nft");
+        }),
+        after(|facts| {
+            facts.namespaces.insert("net", None);
+        }),
+        after(|facts| {
+            facts.namespaces.insert("net", Some(0));
+        }),
         after(|facts| facts.overlay = Err("no such device".into())),
         after(|facts| facts.memfd = Err("not implemented".into())),
         after(|facts| facts.runtime = Err("not built".into())),

@@ -14,6 +14,7 @@ use ate_name::NodeName;
 use ate_node::{LocalNode, Node, Pool};
 use ate_store::FeedLimits;
 use ate_store_embedded::EmbeddedStore;
+use ate_sys::SocketPath;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -234,7 +235,9 @@ fn api_socket(directory: &Path) -> anyhow::Result<UnixListener> {
     let path = directory.join(ate_cli::SOCKET);
     // The store's lock says that no other server lives here, so a socket that is here is a leftover.
     let _ = std::fs::remove_file(&path);
-    let socket = UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))?;
+    let socket = SocketPath::of(&path)
+        .and_then(|short| UnixListener::bind(short.path()))
+        .with_context(|| format!("cannot listen on {}", path.display()))?;
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
     Ok(socket)
 }

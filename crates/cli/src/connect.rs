@@ -4,7 +4,6 @@
 use std::fmt;
 use std::io;
 use std::net::Ipv6Addr;
-use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -12,7 +11,6 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use rustix::fs::{Mode, OFlags};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject as _;
@@ -27,9 +25,6 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 
 /// How often a quiet connection is tried, so that a watch notices a peer that vanished without a word.
 const PROBE_EVERY: Duration = Duration::from_secs(30);
-
-/// The longest path that fits a socket address: the kernel has 108 bytes and wants a zero at the end.
-const MAX_SOCKET_PATH: usize = 107;
 
 const HTTPS: u16 = 443;
 
@@ -176,7 +171,7 @@ impl Dialer {
 
     async fn dial(&self) -> Result<Box<dyn Stream>, DialError> {
         match &self.endpoint {
-            Endpoint::Unix(socket) => match connect_unix(socket).await {
+            Endpoint::Unix(socket) => match reach(socket).await {
                 Ok(stream) => Ok(Box::new(stream)),
                 Err(error) => Err(self.unix_error(socket, error)),
             },
@@ -243,13 +238,8 @@ impl Dialer {
     }
 }
 
-/// A path that is too long for an address is opened first, and then goes by its short name under /proc.
-async fn connect_unix(socket: &Path) -> io::Result<UnixStream> {
-    if socket.as_os_str().len() <= MAX_SOCKET_PATH {
-        return UnixStream::connect(socket).await;
-    }
-    let opened = rustix::fs::open(socket, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    UnixStream::connect(format!("/proc/self/fd/{}", opened.as_raw_fd())).await
+async fn reach(socket: &Path) -> io::Result<UnixStream> {
+    UnixStream::connect(ate_sys::SocketPath::of(socket)?.path()).await
 }
 
 /// Believes whoever answers. Signatures are still checked, so that it is at least the owner of the certificate.

@@ -19,6 +19,9 @@ use crate::{Code, Control, ControlError};
 /// Workers tried for one wake when the fault lies with the worker, not with the actor.
 const ATTEMPTS: usize = 3;
 
+/// How long a record that says "running" is doubted when the worker has said "not here". The news is on its way.
+const DOUBT: Duration = Duration::from_millis(250);
+
 /// Where a wake may begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum From {
@@ -65,7 +68,7 @@ impl Control {
         stale: Option<Generation>,
         deadline: Instant,
     ) -> Result<Assigned, ControlError> {
-        let mut attempts = 0;
+        let (mut attempts, mut doubted) = (0, false);
         loop {
             let notify = self.follower.of(key);
             let changed = notify.notified();
@@ -74,15 +77,20 @@ impl Control {
             let read = self.actor(key).await?;
             match &read.value.phase {
                 Phase::Running { lease } => {
-                    if stale != Some(read.value.generation) {
-                        if let Some(assigned) = self.assignment(&read.value) {
-                            return Ok(assigned);
-                        }
-                    } else if self.is_lost(lease) {
+                    let denied = stale == Some(read.value.generation);
+                    if denied && self.is_lost(lease) {
                         self.lost(key, read.value.generation, "its worker no longer has it").await?;
                         continue;
                     }
-                    // Running, but its worker has just said no: it is about to change.
+                    if denied && !doubted {
+                        // Its worker has just said no: it is about to change, or was about to and stays after all.
+                        doubted = true;
+                        let _ = tokio::time::timeout(DOUBT, changed).await;
+                        continue;
+                    }
+                    if let Some(assigned) = self.assignment(&read.value) {
+                        return Ok(assigned);
+                    }
                 }
                 Phase::Suspending { lease, op, intent: Intent::Idle, .. } => {
                     let _ = self.nodes.abort(&lease.node, lease.worker, *op).await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ate_name::{ActorUid, Generation, ObjectKey, TemplateUid, WorkerUid};
 use ate_orders::{Identity, NodeEvent, WorkerReport, Workload};
-use ate_sys::{Cgroup, Limits};
+use ate_sys::{Cgroup, Limits, SocketPath};
 use ate_worker::WorkerLink;
 use ate_worker::link::{self, Answer, BoxKind};
 use parking_lot::Mutex;
@@ -200,8 +200,9 @@ impl Node {
         }
         let egress = directory.join("link").join(ate_worker::EGRESS_SOCKET);
         let _ = std::fs::remove_file(&egress);
-        let egress =
-            tokio::net::UnixListener::bind(&egress).map_err(NodeError::io("listen for a worker's connections"))?;
+        let egress = SocketPath::of(&egress)
+            .and_then(|egress| tokio::net::UnixListener::bind(egress.path()))
+            .map_err(NodeError::io("listen for a worker's connections"))?;
         self.workers.lock().insert(birth.uid, Arc::clone(&handle));
         let (node, followed) = (Arc::clone(self), Arc::clone(&handle));
         self.tasks.spawn(async move {

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ate_preface::{Preface, PrefaceError, offer};
+use ate_sys::SocketPath;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1, http2};
@@ -230,7 +231,8 @@ impl Route {
         let connect = async {
             match &self.assignment.endpoint {
                 Endpoint::Unix(path) => {
-                    self.open(UnixStream::connect(path).await?, preface, protocol, permit, lane).await
+                    self.open(UnixStream::connect(SocketPath::of(path)?.path()).await?, preface, protocol, permit, lane)
+                        .await
                 }
                 Endpoint::Tcp(address) => {
                     let stream = TcpStream::connect(address).await?;

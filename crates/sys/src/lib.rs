@@ -6,17 +6,20 @@
 //! * [`message`]: bytes with open descriptors over a unix socket, how the node hands things to a worker;
 //! * [`packet_socket`]: the raw link that a sandbox's network stack sits on;
 //! * [`detached_overlay`], [`detached_bind`]: mounts that exist only as descriptors until a worker attaches them,
-//!   so that a crash leaves none behind.
+//!   so that a crash leaves none behind;
+//! * [`SocketPath`]: unix sockets at paths longer than an address.
 
 mod cgroup;
 mod memory;
 pub mod message;
 mod mount;
 mod packet;
+mod socket;
 mod tree;
 
 pub use cgroup::{Cgroup, CgroupVersion, Limits};
 pub use memory::{Mapping, Memory};
 pub use mount::{attach, detached_bind, detached_overlay};
 pub use packet::packet_socket;
+pub use socket::SocketPath;
 pub use tree::in_new_namespaces;

@@ -97,7 +97,8 @@ impl Machine {
     }
 
     pub fn data(&self) -> PathBuf {
-        self.directory.path().join("data")
+        // Longer than the address of a socket can be: data directories are where people put them.
+        self.directory.path().join("deep".repeat(30)).join("data")
     }
 
     fn log(&self) -> PathBuf {
@@ -459,7 +460,9 @@ fn signal(pid: u32, signal: rustix::process::Signal) {
 async fn connect(path: PathBuf) -> Result<Channel, tonic::transport::Error> {
     let connector = tower::service_fn(move |_: Uri| {
         let path = path.clone();
-        async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
+        async move {
+            Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(ate_sys::SocketPath::of(&path)?.path()).await?))
+        }
     });
     Endpoint::from_static("http://ate").connect_with_connector(connector).await
 }

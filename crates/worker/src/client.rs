@@ -6,6 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
+use ate_sys::SocketPath;
 use parking_lot::Mutex;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, oneshot};
@@ -39,7 +40,7 @@ pub struct WorkerLink {
 impl WorkerLink {
     /// Connects to the worker whose sockets are in `directory`. News ends when the worker does.
     pub async fn connect(directory: &Path) -> io::Result<(Self, mpsc::Receiver<Event>)> {
-        let stream = UnixStream::connect(directory.join(LINK_SOCKET)).await?;
+        let stream = UnixStream::connect(SocketPath::of(&directory.join(LINK_SOCKET))?.path()).await?;
         let (reader, writer) = split(stream);
         let waiting: Arc<Waiting> = Arc::new(Mutex::new(Some(HashMap::new())));
         let (news, events) = mpsc::channel(EVENT_BUFFER);

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ate_proto::ate::v1::ApplyRequest;
+use ate_sys::SocketPath;
 use ate_testkit::Machine;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
@@ -101,7 +102,9 @@ async fn the_api_survives_what_clients_send() {
         let mut tls = TcpStream::connect(machine.api()).await.expect("it takes connections");
         let _ = tls.write_all(&garbage).await;
         let _ = tls.read_to_end(&mut Vec::new()).await;
-        let mut socket = UnixStream::connect(machine.data().join("api.sock")).await.expect("it takes connections");
+        let mut socket = UnixStream::connect(SocketPath::of(&machine.data().join("api.sock")).expect("there").path())
+            .await
+            .expect("it takes connections");
         let _ = socket.write_all(&garbage).await;
         let _ = socket.read_to_end(&mut Vec::new()).await;
     }

@@ -1,5 +1,7 @@
 # Everything starts here: `make demo` shows what it does, `make test` shows that it does it.
 
+SHELL := /bin/bash
+
 .PHONY: demo build setup test test-go lint fmt
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -20,8 +22,12 @@ build:
 setup:
 	./setup --test
 
-test: setup test-go
-	cargo test --workspace --no-fail-fast
+test: setup lint test-go
+	@cargo test --workspace --no-fail-fast 2>&1 | tee $(TARGET)/test.log; \
+	status=$${PIPESTATUS[0]}; \
+	awk '/^test result:/ { passed += $$4; failed += $$6; ignored += $$8 } \
+		END { printf "tests: %d passed, %d failed, %d ignored\n", passed, failed, ignored }' $(TARGET)/test.log; \
+	exit $$status
 
 # The parts in Go: the sandbox runtimes and the demos' programs; the public client walks in the end-to-end tests.
 test-go: setup
@@ -30,9 +36,11 @@ test-go: setup
 	cd runtime/gvisor && go test ./...
 	runtime/smoke
 
-lint:
+DENY := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ate/tools/cargo-deny-0.19.0/bin/cargo-deny
+lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	$(DENY) --offline check licenses bans sources
 
 fmt:
 	cargo fmt --all

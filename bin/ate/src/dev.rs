@@ -151,7 +151,10 @@ impl Machine {
             ate_router::RouterConfig { worker_idle_timeout: WORKER_IDLE, shutdown_grace: GRACE, ..Default::default() };
         let activator = Arc::new(InProcess(Arc::clone(&control)));
         let routing = ate_router::serve(vec![actors], router, activator, updated, Arc::default(), shutdown.clone());
-        serving.spawn(async move { Ok(routing.await) });
+        serving.spawn(async move {
+            routing.await;
+            Ok(())
+        });
         tokio::spawn(feed(Arc::clone(&control), updates));
         let tls = identity.server_config(Role::Api, &[name.as_str()], ClientCertificates::VerifiedIfGiven)?;
         let info = ate_apiserver::Info {
@@ -282,9 +285,8 @@ async fn keep_pools(control: Arc<Control>, node: Arc<Node>) {
             });
         }
         // A worker that was being started while its pool shrank is seen the next time.
-        match tokio::time::timeout(SURPLUS_EVERY, changes.changed()).await {
-            Ok(Err(_)) => return,
-            Ok(Ok(())) | Err(_) => {}
+        if let Ok(Err(_)) = tokio::time::timeout(SURPLUS_EVERY, changes.changed()).await {
+            return;
         }
     }
 }

@@ -220,12 +220,8 @@ impl substrate_server::Substrate for SubstrateService {
         tokio::spawn(async move {
             while let Ok(Some(message)) = input.message().await {
                 match message.input {
-                    Some(exec_request::Input::Stdin(bytes)) => {
-                        if stdin.send(bytes.into()).await.is_err() {
-                            return;
-                        }
-                    }
-                    Some(exec_request::Input::CloseStdin(true)) => return,
+                    Some(exec_request::Input::Stdin(bytes)) if stdin.send(bytes.clone().into()).await.is_ok() => {}
+                    Some(exec_request::Input::Stdin(_) | exec_request::Input::CloseStdin(true)) => return,
                     _ => {}
                 }
             }

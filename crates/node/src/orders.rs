@@ -359,7 +359,8 @@ impl Node {
                 self.release(op, in_hand);
                 Ok(Stored { manifest, bytes, durable: !self.snapshots.has_tier() })
             }
-            Err((error, in_hand)) => {
+            Err(failed) => {
+                let (error, in_hand) = *failed;
                 // Kept: the next try begins with it.
                 self.captured.lock().insert(op, in_hand);
                 Err(NodeError::Failed(crate::boxes::chain(&error)))
@@ -389,7 +390,7 @@ impl Node {
         order: &SnapshotOrder,
         mut in_hand: InHand,
         data_key: Option<&DataKey>,
-    ) -> Result<(ate_name::Digest, u64, InHand), (SnapshotError, InHand)> {
+    ) -> Result<(ate_name::Digest, u64, InHand), Box<(SnapshotError, InHand)>> {
         in_hand.room = None;
         let base = order.base.as_ref().filter(|_| order.full).and_then(|at| {
             let base = SnapshotKey::parse(&at.prefix).ok()?;
@@ -410,7 +411,7 @@ impl Node {
         };
         match result {
             Ok((manifest, bytes)) => Ok((manifest, bytes, in_hand)),
-            Err(error) => Err((error, in_hand)),
+            Err(error) => Err(Box::new((error, in_hand))),
         }
     }
 

@@ -36,7 +36,7 @@ pub enum SnapshotError {
     #[error("snapshot {key} is not in {whence}")]
     Missing { key: String, whence: String },
     #[error("durable storage failed for snapshot {key}")]
-    Storage { key: String, source: ate_blob::BlobError },
+    Storage { key: String, source: Box<ate_blob::BlobError> },
 }
 
 /// An image or archive to be stored.

@@ -46,7 +46,7 @@ fn storage(key: &SnapshotKey) -> impl Fn(BlobError) -> SnapshotError {
         BlobError::Missing { .. } => {
             SnapshotError::Missing { key: key.to_string(), whence: "durable storage".to_owned() }
         }
-        error => SnapshotError::Storage { key: key.to_string(), source: error },
+        error => SnapshotError::Storage { key: key.to_string(), source: Box::new(error) },
     }
 }
 

@@ -344,7 +344,7 @@ mod tests {
         assert!(second.is_some(), "and others are let in");
 
         drop((visit, second));
-        let leaving = tenant.leave(true, &events, &mut Phases::start()).await.ok().expect("nobody is here");
+        let leaving = tenant.leave(true, &events, &mut Phases::start()).await.expect("nobody is here");
         assert!(tenant.enter(&events).await.unwrap().is_none());
         leaving.gone(&mut Phases::start()).await;
     }
@@ -354,7 +354,7 @@ mod tests {
         let (tenant, events) = tenant();
         let connected = tenant.connected();
         let _visit = tenant.enter(&events).await.unwrap();
-        let leaving = tenant.leave(false, &events, &mut Phases::start()).await.ok().expect("whoever is here");
+        let leaving = tenant.leave(false, &events, &mut Phases::start()).await.expect("whoever is here");
         assert!(connected.is_cancelled());
         let why = leaving.stay(&events, Refusal::Aborted).await;
         assert!(matches!(why, Refusal::Aborted));

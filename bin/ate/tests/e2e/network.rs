@@ -33,8 +33,10 @@ async fn name_server(namespace: &Namespace, at: &str, name: &'static str, v4: [u
             // Header, the labels of the name, type and class.
             let end = 12 + question[12..length].iter().position(|&byte| byte == 0).expect("a name ends") + 5;
             answer.truncate(end);
-            let wanted: Vec<u8> =
-                name.split('.').flat_map(|label| [&[label.len() as u8], label.as_bytes()].concat()).collect();
+            let wanted: Vec<u8> = name
+                .split('.')
+                .flat_map(|label| [&[u8::try_from(label.len()).expect("short")], label.as_bytes()].concat())
+                .collect();
             let data: Option<&[u8]> = match (question[12..].starts_with(&wanted), question[end - 3]) {
                 (true, 1) => Some(&v4),
                 (true, 28) => Some(&v6),
@@ -45,7 +47,8 @@ async fn name_server(namespace: &Namespace, at: &str, name: &'static str, v4: [u
             answer[3] = if known { 0x80 } else { 0x83 };
             answer[6..12].copy_from_slice(&[0, u8::from(data.is_some()), 0, 0, 0, 0]);
             if let Some(data) = data {
-                answer.extend_from_slice(&[0xc0, 12, 0, question[end - 3], 0, 1, 0, 0, 0, 60, 0, data.len() as u8]);
+                let length = u8::try_from(data.len()).expect("an address is short");
+                answer.extend_from_slice(&[0xc0, 12, 0, question[end - 3], 0, 1, 0, 0, 0, 60, 0, length]);
                 answer.extend_from_slice(data);
             }
             let _ = socket.send_to(&answer, from).await;

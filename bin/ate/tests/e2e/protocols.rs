@@ -48,7 +48,8 @@ async fn web_sockets_and_event_streams_last_longer_than_any_idle_time() {
         // "text, final, masked", the mask, and the payload under it.
         let message = format!("message {round:02}");
         let masked: Vec<u8> = message.bytes().zip([1, 2, 3, 4].into_iter().cycle()).map(|(a, b)| a ^ b).collect();
-        socket.write_all(&[&[0x81, 0x80 | masked.len() as u8, 1, 2, 3, 4][..], &masked].concat()).await.expect("sent");
+        let length = u8::try_from(masked.len()).expect("a short message");
+        socket.write_all(&[&[0x81, 0x80 | length, 1, 2, 3, 4][..], &masked].concat()).await.expect("sent");
         let mut back = vec![0; 2 + message.len()];
         socket.read_exact(&mut back).await.expect("an echo");
         assert_eq!(&back[2..], message.as_bytes());
@@ -100,7 +101,7 @@ async fn a_body_of_any_size_streams_both_ways_and_headers_say_who_asked() {
             "POST /echo HTTP/1.1\r\nHost: a.space.actors.resources.substrate.ate.dev\r\nContent-Length: {SIZE}\r\nConnection: close\r\n\r\n"
         );
         writer.write_all(head.as_bytes()).await.expect("sent");
-        let block: Vec<u8> = (0..1 << 16).map(|n: u32| n as u8).collect();
+        let block: Vec<u8> = (0..=255).cycle().take(1 << 16).collect();
         for _ in 0..SIZE / block.len() {
             writer.write_all(&block).await.expect("sent");
         }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -27,6 +28,7 @@ type app struct {
 	memory int64
 	seeded *rand.Rand
 	eaten  [][]byte
+	kept   []net.Conn
 }
 
 func newApp(countDir, identityDir string, exit func(code int)) *app {
@@ -52,7 +54,8 @@ func (a *app) routes() http.Handler {
 	mux.HandleFunc("GET /time", now)
 	mux.HandleFunc("GET /exit", a.leave)
 	mux.HandleFunc("GET /eat", a.eat)
-	mux.HandleFunc("GET /dial", dial)
+	mux.HandleFunc("GET /dial", a.dial)
+	mux.HandleFunc("GET /poke", a.poke)
 	mux.HandleFunc("GET /resolve", resolve)
 	return mux
 }

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -112,19 +114,36 @@ func (a *app) eat(w http.ResponseWriter, r *http.Request) {
 }
 
 // dial connects and waits for the peer to say something: a connection that is taken and
-// dropped is none.
-func dial(w http.ResponseWriter, r *http.Request) {
+// dropped is none. With keep=1 it stays open, over a suspend too, for poke to write to.
+func (a *app) dial(w http.ResponseWriter, r *http.Request) {
 	connection, err := net.DialTimeout("tcp", r.URL.Query().Get("addr"), dialTimeout)
 	if err == nil {
-		defer connection.Close()
 		connection.SetReadDeadline(time.Now().Add(dialTimeout))
 		_, err = connection.Read(make([]byte, 1))
+		if r.URL.Query().Get("keep") == "1" {
+			a.mu.Lock()
+			a.kept = append(a.kept, connection)
+			a.mu.Unlock()
+		} else {
+			connection.Close()
+		}
 	}
 	if err != nil {
 		fmt.Fprintf(w, "error: %v\n", err)
 		return
 	}
 	fmt.Fprintln(w, "ok")
+}
+
+// poke writes to every connection that was kept and tells of each how that went.
+func (a *app) poke(w http.ResponseWriter, _ *http.Request) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, connection := range a.kept {
+		connection.SetWriteDeadline(time.Now().Add(dialTimeout))
+		_, err := connection.Write([]byte("poke"))
+		fmt.Fprintln(w, cmp.Or(err, errors.New("ok")))
+	}
 }
 
 func resolve(w http.ResponseWriter, r *http.Request) {

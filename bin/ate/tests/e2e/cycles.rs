@@ -76,6 +76,7 @@ async fn five_hundred_sleeps_and_wakes_lose_no_count_and_leave_nothing_behind() 
             let mut count = counts[index].lock().expect("no holder panics");
             *count += 1;
             assert_eq!((reply.memory, reply.file), (*count, *count), "c{index}: {reply:?}");
+            assert_eq!(reply.actor, format!("c{index}"), "another actor answered: {reply:?}");
             reply.generation
         }
     };

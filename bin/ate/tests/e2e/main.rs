@@ -3,6 +3,7 @@
 mod cycles;
 mod faults;
 mod hostile;
+mod identity;
 mod life;
 mod limits;
 mod network;

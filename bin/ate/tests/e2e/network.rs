@@ -149,6 +149,17 @@ async fn an_actor_reaches_what_its_template_allows_and_nothing_else() {
             machine.suspend("space", name).await;
         }
     }
+    // A connection that was open when its actor was suspended is dead when it wakes; the actor is not.
+    let kept = machine.get("space", "all", &format!("/dial?addr={peer}&keep=1")).await.1;
+    assert!(kept.starts_with("ok"), "{kept}");
+    let before = machine.count("space", "all").await;
+    machine.suspend("space", "all").await;
+    for _ in 0..3 {
+        let (status, said) = machine.get("space", "all", "/poke").await;
+        assert_eq!((status, said.lines().count()), (200, 1), "{said}");
+    }
+    let after = machine.count("space", "all").await;
+    assert_eq!((after.memory, after.nonce), (before.memory + 1, before.nonce));
     for (what, visitors) in [
         ("the metadata service", &metadata),
         ("the host", &hosts[0]),

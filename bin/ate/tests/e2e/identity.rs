@@ -1,0 +1,98 @@
+//! Who an actor is: what clones of one snapshot share, and what they must not.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ate_testkit::{Machine, pool};
+
+use crate::ATE;
+
+async fn json(machine: &Machine, actor: &str, path: &str) -> serde_json::Value {
+    let (status, body) = machine.get("space", actor, path).await;
+    assert_eq!(status, 200, "{body}");
+    serde_json::from_str(&body).expect("JSON")
+}
+
+#[tokio::test]
+async fn clones_have_names_entropy_and_a_clock_of_their_own() {
+    let mut machine = Machine::start(ATE).await;
+    machine.apply_counter(2, "").await;
+    machine.create_atespace("space").await;
+    for name in ["a", "b"] {
+        machine.create_counter("space", name).await;
+    }
+    let (a, b) = (json(&machine, "a", "/random").await, json(&machine, "b", "/random").await);
+    assert_eq!(a["seeded"], b["seeded"], "they are clones of one memory");
+    assert_ne!(a["fresh"], b["fresh"], "and yet the kernel's randomness is their own");
+    let mut generation = 0;
+    for round in 1..=3 {
+        for name in ["a", "b"] {
+            let reply = machine.count("space", name).await;
+            assert_eq!((reply.actor.as_str(), reply.memory), (name, round));
+            assert!(reply.generation > generation || name == "b", "a generation per assignment: {reply:?}");
+            generation = reply.generation;
+            let clock = machine.get("space", name, "/time").await.1;
+            let clock: u128 = clock.trim().parse().expect("nanoseconds");
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_nanos();
+            // Far more than a request takes; a clock that stood still while it slept would be further off.
+            assert!(now.abs_diff(clock) < 1_000_000_000, "its clock is {clock}, and it is {now}");
+            machine.suspend("space", name).await;
+        }
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    }
+    machine.stop().await;
+}
+
+#[tokio::test]
+async fn what_an_actor_prints_and_what_runs_in_it_is_at_hand() {
+    let mut machine = Machine::start(ATE).await;
+    machine.apply_counter(1, "").await;
+    machine.create_atespace("space").await;
+    machine.create_counter("space", "a").await;
+    machine.count("space", "a").await;
+    machine.suspend("space", "a").await;
+    machine.count("space", "a").await;
+    let logs = machine.ate(&["logs", "a", "-a", "space"]).await;
+    let lines: Vec<serde_json::Value> =
+        logs.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect();
+    for line in &lines {
+        assert_eq!(line["labels"]["ate.dev/actor_id"], "a", "{line}");
+        assert_eq!(line["labels"]["ate.dev/atespace"], "space", "{line}");
+        assert_eq!(line["labels"]["ate.dev/actor_template_name"], "counter", "{line}");
+    }
+    let requests = lines.iter().filter(|line| line["message"].as_str().is_some_and(|text| text.contains("GET / 200")));
+    assert_eq!(requests.count(), 2, "{logs}");
+    let said = machine.cli(&["exec", "a", "-a", "space", "--", "/counter", "-help"]).await;
+    assert!(said.code == 0 && said.stderr.contains("-grpc-port"), "{said:?}");
+    let said = machine.cli(&["exec", "a", "-a", "space", "--", "/counter", "-nonsense"]).await;
+    assert_eq!(said.code, 2, "the command's own exit code: {said:?}");
+    assert_eq!(machine.count("space", "a").await.memory, 3, "and the actor did not notice");
+    machine.stop().await;
+}
+
+#[tokio::test]
+async fn a_template_that_does_not_come_up_says_why() {
+    let mut machine = Machine::start(ATE).await;
+    let with = |name: &str, command: &str| machine.template(name, &format!("    command: {command}"), "");
+    let documents = [
+        pool("counter", 2, ""),
+        with("ends", "[/counter, -nonsense]"),
+        with("absent", "[/no/such/program]"),
+        machine.template("unpullable", "", "").replace("oci-layout://", "oci-layout:///nowhere"),
+    ];
+    machine.apply(&documents.join("---")).await;
+    for (name, word) in [("ends", "code 2"), ("absent", "/no/such/program"), ("unpullable", "/nowhere")] {
+        let failed = || async { machine.template_status("demo", name).await["phase"] == "Failed" };
+        machine.until("the template fails", failed).await;
+        let status = machine.template_status("demo", name).await;
+        assert!(status["reason"].as_str().is_some_and(|reason| reason.contains(word)), "{name}: {status}");
+    }
+    // An actor of such a template says the same, instead of waiting for what will not come.
+    machine.create_atespace("space").await;
+    machine.create("space", "a", "ends").await;
+    let error = machine.resume("space", "a", false).await.expect_err("it cannot");
+    assert!(
+        error.message().contains("ActorTemplate demo/ends has failed") && error.message().contains("code 2"),
+        "{error}"
+    );
+    machine.stop().await;
+}

@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 
-.PHONY: demo build setup test test-go lint fmt
+.PHONY: demo build setup test test-go bench lint fmt
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
@@ -35,6 +35,13 @@ test-go: setup
 	cd demos/public-client && go vet ./...
 	cd runtime/gvisor && go test ./...
 	runtime/smoke
+
+# About six minutes, on a machine that does nothing else; a line for every event is kept in target/bench.
+bench: build
+	./setup --bench
+	for name in wake router density; do \
+		$(TARGET)/release/ate bench $$name --rows $(TARGET)/bench/$$name.jsonl || exit; \
+	done
 
 DENY := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ate/tools/cargo-deny-0.19.0/bin/cargo-deny
 lint: setup

@@ -46,6 +46,9 @@ enum Verb {
     /// Tell what this binary was built from, and which sandbox runtimes it knows
     #[command(after_help = "Examples:\n  ate version\n  ate version -o json")]
     Version,
+    /// Measure what this costs next to doing without it
+    #[command(subcommand)]
+    Bench(ate_bench::BenchVerb),
     /// One sandbox slot; started by the node
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -84,6 +87,7 @@ fn main() -> ExitCode {
             Ok(false) => return ExitCode::FAILURE,
             told => told.map(drop),
         },
+        Verb::Bench(verb) => bench(verb),
         Verb::Worker(args) => worker(args),
     };
     match ended {
@@ -107,6 +111,12 @@ fn client(verb: ate_cli::Verb, global: &Global) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn bench(verb: ate_bench::BenchVerb) -> anyhow::Result<()> {
+    // Not every benchmark has sandboxes, so a runtime that is not there is for those to complain about.
+    let runtime = std::env::var_os("ATE_RUNTIME").map(PathBuf::from).or_else(|| runtime::find().ok());
+    Ok(ate_bench::run(verb, &ate_bench::Setup { program: std::env::current_exe()?, runtime })?)
 }
 
 fn worker(args: WorkerArgs) -> anyhow::Result<()> {

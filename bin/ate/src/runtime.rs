@@ -96,7 +96,7 @@ fn pins(architecture: &str, build: &str) -> anyhow::Result<Vec<(Digest, String)>
 
 /// Looks where the set-up puts it: in the user's cache, by recipe. Any recipe will do whose files are there; their hashes
 /// are checked when they are used.
-fn find() -> anyhow::Result<PathBuf> {
+pub(crate) fn find() -> anyhow::Result<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let runtimes = cache

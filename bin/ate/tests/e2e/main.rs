@@ -1,5 +1,6 @@
 //! The binary as a user runs it, on real gVisor. Needs root.
 
+mod bench;
 mod cycles;
 mod faults;
 mod hostile;

@@ -131,7 +131,8 @@ pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
 
 fn builder(config: &RouterConfig) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().max_buf_size(config.max_head_bytes);
+    // Most messages are small: one buffer costs less than a vector of them, here and towards workers.
+    builder.http1().max_buf_size(config.max_head_bytes).writev(false);
     builder
         .http2()
         .timer(TokioTimer::new())

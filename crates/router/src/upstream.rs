@@ -262,7 +262,8 @@ impl Route {
         let max_head = self.pool.config.max_head_bytes;
         match protocol {
             Protocol::Http => {
-                let (sender, driver) = http1::Builder::new().max_buf_size(max_head).handshake(stream).await?;
+                let (sender, driver) =
+                    http1::Builder::new().max_buf_size(max_head).writev(false).handshake(stream).await?;
                 let (going, gone) = oneshot::channel();
                 self.pool.drivers.spawn(async move {
                     let _ = driver.with_upgrades().await;

@@ -51,7 +51,7 @@ async fn what_an_actor_prints_and_what_runs_in_it_is_at_hand() {
     machine.count("space", "a").await;
     machine.suspend("space", "a").await;
     machine.count("space", "a").await;
-    let logs = machine.ate(&["logs", "a", "-a", "space"]).await;
+    let logs = machine.ate(&["logs", "a", "-a", "space", "-o", "json"]).await;
     let lines: Vec<serde_json::Value> =
         logs.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect();
     for line in &lines {

@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use ate_blob::{Backend, Blobs, Provider, Settings};
 use ate_control::Control;
 use ate_identity::{ClientCertificates, Identity, Role};
-use ate_name::NodeName;
+use ate_name::{NodeName, WorkerUid};
 use ate_node::{LocalNode, Node, Pool};
 use ate_store::FeedLimits;
 use ate_store_embedded::EmbeddedStore;
@@ -184,11 +184,27 @@ impl Machine {
     async fn stop(mut self) -> anyhow::Result<()> {
         eprintln!("stopping: suspending actors");
         self.shutdown.cancel();
-        for (actor, error) in self.control.suspend_all().await? {
-            eprintln!("actor {actor} was not suspended and continues from its last snapshot: {error}");
+        let kept: Vec<WorkerUid> = match self.control.suspend_all().await {
+            Ok(unsaved) => unsaved
+                .into_iter()
+                .map(|(actor, worker, error)| {
+                    eprintln!("actor {actor} was not suspended: {error}");
+                    worker
+                })
+                .collect(),
+            Err(error) => {
+                eprintln!("actors could not be suspended: {error}");
+                self.node.workers()
+            }
+        };
+        if !kept.is_empty() {
+            let minutes = ate_worker::ORPHANED_AFTER.as_secs() / 60;
+            eprintln!(
+                "they stay in their workers for {minutes} minutes: start `ate dev` again on this directory to keep them"
+            );
         }
         self.control.stop().await;
-        self.node.stop().await;
+        self.node.stop(&kept).await;
         let served = async { while self.serving.join_next().await.is_some() {} };
         if tokio::time::timeout(LAST_REQUESTS, served).await.is_err() {
             eprintln!("some connections did not end in time and were cut");

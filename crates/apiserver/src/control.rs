@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use ate_actor::Intent;
-use ate_control::{Control, MAX_PAGE};
+use ate_control::{Control, MAX_PAGE, usable};
 use ate_name::{ActorKey, ActorName, AtespaceName, Labels, NameError, ObjectKey};
 use ate_proto::ateapi::*;
 use base64::Engine as _;
@@ -62,7 +62,9 @@ impl control_server::Control for ControlService {
         let atespace = atespace_name(&atespace)?;
         let labels = selector(request.worker_selector)?;
         let template = ObjectKey::new(request.actor_template_namespace, request.actor_template_name);
-        let made = self.0.create_actor(&ActorKey::new(atespace, name), &template, labels).await.map_err(status)?;
+        let key = ActorKey::new(atespace, name);
+        usable(&key).map_err(status)?;
+        let made = self.0.create_actor(&key, &template, labels).await.map_err(status)?;
         Ok(Response::new(CreateActorResponse { actor: Some(actor(&made)) }))
     }
 
@@ -74,18 +76,22 @@ impl control_server::Control for ControlService {
         let atespace = atespace_name(&atespace)?;
         let labels = selector(request.worker_selector)?;
         let name = ActorName::parse(name.clone()).map_err(|_| Status::not_found(format!("Actor {name} not found")))?;
-        let updated = self.0.update_actor(&ActorKey::new(atespace, name), labels).await.map_err(status)?;
+        let key = ActorKey::new(atespace, name);
+        usable(&key).map_err(status)?;
+        let updated = self.0.update_actor(&key, labels).await.map_err(status)?;
         Ok(Response::new(UpdateActorResponse { actor: Some(actor(&updated)) }))
     }
 
     async fn suspend_actor(&self, request: Request<SuspendActorRequest>) -> Answer<SuspendActorResponse> {
         let key = existing(request.into_inner().actor_ref, "id is required")?;
+        usable(&key).map_err(status)?;
         let saved = self.0.save_actor(&key, Intent::Suspend).await.map_err(status)?;
         Ok(Response::new(SuspendActorResponse { actor: Some(actor(&saved)) }))
     }
 
     async fn pause_actor(&self, request: Request<PauseActorRequest>) -> Answer<PauseActorResponse> {
         let key = existing(request.into_inner().actor_ref, "id is required")?;
+        usable(&key).map_err(status)?;
         let saved = self.0.save_actor(&key, Intent::Pause).await.map_err(status)?;
         Ok(Response::new(PauseActorResponse { actor: Some(actor(&saved)) }))
     }
@@ -93,6 +99,7 @@ impl control_server::Control for ControlService {
     async fn resume_actor(&self, request: Request<ResumeActorRequest>) -> Answer<ResumeActorResponse> {
         let request = request.into_inner();
         let key = existing(request.actor_ref, "id is required")?;
+        usable(&key).map_err(status)?;
         let resumed = self.0.resume_actor(&key, request.boot).await.map_err(status)?;
         Ok(Response::new(ResumeActorResponse { actor: Some(actor(&resumed)) }))
     }
@@ -104,7 +111,9 @@ impl control_server::Control for ControlService {
         required(&atespace, "atespace is required")?;
         let atespace =
             AtespaceName::parse(atespace).map_err(|_| Status::not_found(format!("Actor {name} not found")))?;
-        self.0.delete_actor(&ActorKey::new(atespace, name)).await.map_err(status)?;
+        let key = ActorKey::new(atespace, name);
+        usable(&key).map_err(status)?;
+        self.0.delete_actor(&key).await.map_err(status)?;
         Ok(Response::new(DeleteActorResponse {}))
     }
 

@@ -62,6 +62,23 @@ impl From<Read<Actor>> for Versioned {
     }
 }
 
+/// Whether an actor belongs to its template, and to nobody else.
+pub(crate) fn is_golden(key: &ActorKey) -> bool {
+    key.atespace.as_str() == ate_name::GOLDEN_ATESPACE
+}
+
+/// Refuses what people may not do to the actors that golden snapshots are made with: a snapshot of their own would take
+/// the place of the one that every actor of the template stands on.
+pub fn usable(key: &ActorKey) -> Result<(), ControlError> {
+    match is_golden(key) {
+        true => Err(ControlError::precondition(format!(
+            "Actor {} belongs to its ActorTemplate and cannot be used: make one of your own in another atespace",
+            key.name
+        ))),
+        false => Ok(()),
+    }
+}
+
 impl Control {
     pub async fn create_actor(
         &self,
@@ -75,11 +92,14 @@ impl Control {
         let mut actor =
             Actor::new(uid, key.clone(), template.clone(), made_from.uid, self.keys.sealed(uid), self.world.now());
         actor.selector = selector;
-        let change = Change::new()
+        let mut change = Change::new()
             .guard(Guard::Present(object_key(Kind::Template, template)))
             .guard(Guard::Present(atespace_key(&key.atespace)))
-            .create(actor_key(key), encode(&actor))
-            .put(made_from_key(made_from.uid, key), Vec::new());
+            .create(actor_key(key), encode(&actor));
+        // The golden actor is part of its template, and goes with it.
+        if !is_golden(key) {
+            change = change.put(made_from_key(made_from.uid, key), Vec::new());
+        }
         let change = self.with_history(change, &actor, 1, None, Note::new("Created"));
         match self.store.commit(change).await {
             Ok(_) => Ok(Versioned { actor, version: 1 }),
@@ -143,7 +163,7 @@ impl Control {
         self.forget_history(actor.uid).await
     }
 
-    async fn forget_all(&self, actor: &Actor) {
+    pub(crate) async fn forget_all(&self, actor: &Actor) {
         let local = actor.snapshots.local.as_ref().map(|(snapshot, _)| snapshot.prefix.clone());
         let durable = actor.snapshots.durable.as_ref().map(|snapshot| snapshot.prefix.clone());
         let mut prefixes: Vec<_> = local.into_iter().chain(durable).collect();
@@ -156,7 +176,7 @@ impl Control {
         }
     }
 
-    async fn forget_history(&self, uid: ActorUid) -> Result<(), ControlError> {
+    pub(crate) async fn forget_history(&self, uid: ActorUid) -> Result<(), ControlError> {
         loop {
             let page = self.store.list(&history_of(uid), None, HISTORY_STEP).await?;
             if page.records.is_empty() {

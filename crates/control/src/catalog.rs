@@ -275,12 +275,24 @@ impl Control {
         let key = object_key(store_kind, name);
         let mut change = Change::new().guard(Guard::Present(key.clone())).delete(key.clone());
         let template = self.catalog.template(name).filter(|_| store_kind == Kind::Template);
+        let mut golden = None;
         if let Some(template) = &template {
-            self.remove_golden(template).await?;
             change = change.guard(Guard::Empty(made_from(template.uid)));
+            golden = self.golden_at_rest(template).await?;
+        }
+        if let Some(golden) = &golden {
+            change = change.guard(golden.record.unchanged()).delete(golden.record.key.clone());
         }
         match self.store.commit(change).await {
-            Ok(_) => self.catalog.take(&key, None),
+            Ok(_) => {
+                self.catalog.take(&key, None)?;
+                // Only now: until the template is gone its actors stand on it.
+                if let Some(golden) = golden {
+                    self.forget_all(&golden.value).await;
+                    self.forget_history(golden.value.uid).await?;
+                }
+                Ok(())
+            }
             Err(CommitError::Conflict { guard: Guard::Empty(_) }) => Err(ControlError::precondition(format!(
                 "ActorTemplate {name} still has actors: delete them first (`ate get actors -A` lists them)"
             ))),

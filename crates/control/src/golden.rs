@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use ate_actor::{Intent, Phase};
+use ate_actor::{Actor, Intent, Phase};
 use ate_name::{ActorKey, ActorName, AtespaceName, GOLDEN_ATESPACE};
 use tokio::time::Instant;
 
 use crate::catalog::{Template, TemplatePhase};
+use crate::records::Read;
 use crate::resume::From;
 use crate::{Code, Control, ControlError};
 
@@ -119,15 +120,16 @@ impl Control {
         self.lost(key, generation, "the trial of the golden snapshot is over").await
     }
 
-    pub(crate) async fn remove_golden(self: &Control, template: &Template) -> Result<(), ControlError> {
+    /// The golden actor, if there is one and nothing is being done with it.
+    pub(crate) async fn golden_at_rest(&self, template: &Template) -> Result<Option<Read<Actor>>, ControlError> {
         let actor = golden_actor(template);
         match self.actor(&actor).await {
-            Ok(read) if matches!(read.value.phase, Phase::Suspended) => self.delete_actor(&actor).await,
+            Ok(read) if matches!(read.value.phase, Phase::Suspended) => Ok(Some(read)),
             Ok(_) => Err(ControlError::precondition(format!(
                 "ActorTemplate {} is just making its golden snapshot: try again in a moment",
                 template.object.metadata.key()
             ))),
-            Err(error) if error.code == Code::NotFound => Ok(()),
+            Err(error) if error.code == Code::NotFound => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -37,7 +37,7 @@ use ate_placement::Fleet;
 use ate_store::Store;
 use parking_lot::Mutex;
 
-pub use actors::{ActorChange, Changed, MAX_PAGE, Versioned, status_name};
+pub use actors::{ActorChange, Changed, MAX_PAGE, Versioned, status_name, usable};
 pub use assignments::{Assigned, AssignmentUpdate};
 pub use catalog::{Applied, Template, TemplatePhase, TemplateStatus};
 pub use error::{Code, ControlError};

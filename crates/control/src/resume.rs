@@ -10,6 +10,7 @@ use ate_placement::{State, Wish};
 use tokio::time::Instant;
 
 use crate::actors::Versioned;
+use crate::actors::usable;
 use crate::assignments::Assigned;
 use crate::catalog::{Template, TemplatePhase};
 use crate::ledger::Note;
@@ -68,6 +69,7 @@ impl Control {
         stale: Option<Generation>,
         deadline: Instant,
     ) -> Result<Assigned, ControlError> {
+        usable(key)?;
         let (mut attempts, mut doubted) = (0, false);
         loop {
             let notify = self.follower.of(key);

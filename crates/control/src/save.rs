@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_actor::{Actor, Event, Intent, Phase, Scope, SnapshotRef};
-use ate_name::{ActorKey, GOLDEN_ATESPACE, OpId};
+use ate_name::{ActorKey, GOLDEN_ATESPACE, OpId, WorkerUid};
 use ate_orders::{Capture, NodeError, SnapshotAt, SnapshotOrder, Stored};
 use ate_snapshot::{Location, SnapshotId, SnapshotKey};
 
-use crate::actors::Versioned;
+use crate::actors::{Versioned, is_golden};
 use crate::catalog::Template;
 use crate::ledger::Note;
 use crate::records::Read;
@@ -55,8 +55,9 @@ impl Control {
         }
     }
 
-    /// Suspends every actor that holds a worker, a few at a time; those that could not be are named with the reason.
-    pub async fn suspend_all(self: &Arc<Self>) -> Result<Vec<(ActorKey, ControlError)>, ControlError> {
+    /// Suspends every actor that holds a worker, one after the other; those that could not be are named with their worker
+    /// and the reason.
+    pub async fn suspend_all(self: &Arc<Self>) -> Result<Vec<(ActorKey, WorkerUid, ControlError)>, ControlError> {
         let mut failed = Vec::new();
         for (worker, _) in self.list_workers().await? {
             let Some(assignee) = worker.assigned else { continue };
@@ -69,7 +70,7 @@ impl Control {
                 other => other.map(drop),
             };
             if let Err(error) = saved {
-                failed.push((assignee.key, error));
+                failed.push((assignee.key, worker.lease.worker, error));
             }
         }
         Ok(failed)
@@ -77,6 +78,10 @@ impl Control {
 
     /// Begins to put an actor to rest without waiting for it.
     pub(crate) fn begin_save(self: &Arc<Self>, key: &ActorKey, intent: Intent, why: &'static str) {
+        // A golden actor is saved by whoever makes the golden, and by nobody else.
+        if is_golden(key) {
+            return;
+        }
         let (control, key) = (Arc::clone(self), key.clone());
         self.tasks.spawn(async move {
             let saved = match control.actor(&key).await {
@@ -125,7 +130,12 @@ impl Control {
                     self.settle(read, Event::Kept { op }, Note::because("Kept", error.to_string())).await?;
                     return Err(ControlError::new(Code::Unavailable, error.to_string()));
                 }
-                Err(error) => return self.lose(read, &error.to_string()).await,
+                Err(error) => {
+                    // Whatever is left of it must not keep its worker from others.
+                    let (uid, generation) = (read.value.uid, read.value.generation);
+                    let _ = self.nodes.discard(&lease.node, lease.worker, uid, generation).await;
+                    return self.lose(read, &error.to_string()).await;
+                }
             }
         }
         let Phase::Saving { node, op, intent, snapshot } = read.value.phase.clone() else {

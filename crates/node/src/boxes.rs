@@ -26,6 +26,7 @@ pub(crate) struct Blueprint {
     pub(crate) kind: BoxKind,
     /// What is written down of an actor that runs in such a box.
     pub(crate) ran: Ran,
+    pub(crate) template: ate_name::TemplateUid,
     runtime: Runtime,
     images: Vec<Image>,
     containers: Vec<ContainerSpec>,
@@ -125,6 +126,7 @@ impl Node {
         Ok(Blueprint {
             kind: BoxKind(ate_snapshot::Content::of(&all).digest.to_string()),
             ran: Ran { assets: assets.clone(), label: runtime.label.clone(), workload: workload_digest },
+            template: workload.template_uid,
             runtime,
             images,
             containers,

@@ -8,7 +8,7 @@
 //! refuses what no rule may allow: the host itself, and what only the host can see.
 
 use std::collections::HashSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,14 +68,32 @@ async fn connection(handle: &Handle, stream: UnixStream) -> std::io::Result<()> 
 
 /// The host itself, its neighbours by link (the metadata service is one), and addresses that mean nobody in particular.
 fn is_own(address: IpAddr) -> bool {
-    let address = address.to_canonical();
+    let address = embedded_v4(address.to_canonical());
     let special = match address {
         IpAddr::V4(a) => {
             a.is_loopback() || a.is_link_local() || a.is_unspecified() || a.is_multicast() || a.is_broadcast()
         }
         IpAddr::V6(a) => a.is_loopback() || a.is_unicast_link_local() || a.is_unspecified() || a.is_multicast(),
     };
-    special || host_addresses().contains(&address)
+    special || METADATA.contains(&address) || host_addresses().contains(&address)
+}
+
+/// Services that tell a machine its secrets, beside the one at 169.254.169.254: Azure's, Alibaba's, Amazon's by IPv6.
+const METADATA: [IpAddr; 3] = [
+    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+];
+
+/// The IPv4 address that a translator (RFC 6052) would make of an IPv6 one.
+fn embedded_v4(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V6(v6) if v6.segments()[..6] == [0x64, 0xff9b, 0, 0, 0, 0] => {
+            let [.., a, b, c, d] = v6.octets();
+            Ipv4Addr::new(a, b, c, d).into()
+        }
+        other => other,
+    }
 }
 
 /// Read each time: addresses come and go, and connections are rare.
@@ -104,6 +122,11 @@ mod tests {
             "::",
             "224.0.0.1",
             "::ffff:127.0.0.1",
+            "168.63.129.16",
+            "100.100.100.200",
+            "fd00:ec2::254",
+            "64:ff9b::127.0.0.1",
+            "64:ff9b::a9fe:a9fe",
         ] {
             assert!(is_own(own.parse().unwrap()), "{own}");
         }

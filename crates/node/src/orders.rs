@@ -130,18 +130,30 @@ impl Node {
             memo: serde_json::to_value(Memo { ran: blueprint.ran.clone(), workload: order.workload.clone() })
                 .expect("plain data"),
         }));
-        handle.host(&order.identity, &blueprint.ran, &order.workload);
+        // Before the worker agrees: the workload may want to connect while it starts.
+        let before = handle.host(&order.identity, &blueprint.ran, &order.workload);
         let answer = handle.link.call(command, &link::borrowed(&fds)).await;
         if let Some(memory) = loaded.memory {
             self.memories.give_back(memory);
         }
-        match answer.map_err(from_link)? {
-            Answer::Activated { phases } => {
+        match answer {
+            Ok(Answer::Activated { phases }) => {
                 laps.phases.extend(phases);
                 self.prepare_next(handle, blueprint);
                 Ok(Activated { phases: laps.phases })
             }
-            other => Err(NodeError::Failed(format!("the worker answered {other:?}"))),
+            Ok(other) => Err(NodeError::Failed(format!("the worker answered {other:?}"))),
+            Err(error) => {
+                handle.take_over(before);
+                if matches!(error, LinkError::Refused(Refusal::NotPrepared)) {
+                    handle.forget_boxes(&blueprint.kind);
+                }
+                // A box that did not come up is gone as well; who was refused at the door has used none.
+                if !matches!(error, LinkError::Refused(Refusal::Busy | Refusal::Stale)) {
+                    self.prepare_next(handle, blueprint);
+                }
+                Err(from_link(error))
+            }
         }
     }
 
@@ -232,7 +244,7 @@ impl Node {
         }
         let (command, fds) = blueprint.prepare()?;
         handle.link.call(command, &link::borrowed(&fds)).await.map_err(from_link)?;
-        handle.add_box(&blueprint.kind);
+        handle.add_box(&blueprint.kind, Some(blueprint.template));
         Ok(())
     }
 
@@ -335,21 +347,20 @@ impl Node {
         let memory = memory.map(|memory| (memory, length));
         let in_hand = InHand { memory, archive, ran, worker: Some(Arc::clone(handle)), room: None };
         self.captured.lock().insert(op, in_hand);
-        handle.vacate();
         Ok(())
     }
 
     async fn run_store(self: &Arc<Self>, order: SnapshotOrder) -> Result<Stored, NodeError> {
         let key = SnapshotKey::parse(&order.prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
+        let data_key = match order.golden {
+            true => None,
+            false => Some(self.unseal(&order.sealed_key, order.identity.uid)?),
+        };
         let in_hand = self.captured.lock().remove(&order.op);
         let Some(in_hand) = in_hand else {
             // Asked twice, or after a restart: what matters is whether it is there.
             let (manifest, bytes) = self.snapshots.stored(&key).ok_or(NodeError::NothingCaptured)?;
             return Ok(Stored { manifest, bytes, durable: !self.snapshots.has_tier() });
-        };
-        let data_key = match order.golden {
-            true => None,
-            false => Some(self.unseal(&order.sealed_key, order.identity.uid)?),
         };
         let (node, op) = (Arc::clone(self), order.op);
         let stored =
@@ -366,6 +377,12 @@ impl Node {
                 Err(NodeError::Failed(crate::boxes::chain(&error)))
             }
         }
+    }
+
+    /// Whether something that this worker captured is not stored yet.
+    pub(crate) fn holds(&self, handle: &Arc<Handle>) -> bool {
+        let of_worker = |worker: &Arc<Handle>| Arc::ptr_eq(worker, handle);
+        self.captured.lock().values().any(|in_hand| in_hand.worker.as_ref().is_some_and(of_worker))
     }
 
     /// What was stored need not be held any more; its memory is used again once the worker has let go of it too.
@@ -522,7 +539,9 @@ fn from_link(error: LinkError) -> NodeError {
             Refusal::Busy => NodeError::Busy,
             Refusal::Aborted => NodeError::Aborted,
             Refusal::NotSaved(why) => NodeError::NotSaved(why),
-            Refusal::NotPrepared | Refusal::Captured => NodeError::Failed(refusal.to_string()),
+            // The next attempt finds one: see `run_activate`.
+            Refusal::NotPrepared => NodeError::Busy,
+            Refusal::Captured => NodeError::Failed(refusal.to_string()),
             Refusal::Failed(why) => NodeError::Failed(why),
         },
     }

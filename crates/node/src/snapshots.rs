@@ -107,8 +107,10 @@ impl Snapshots {
     pub(crate) fn stored(&self, key: &SnapshotKey) -> Option<(Digest, u64)> {
         let bytes = std::fs::read(self.path(key).join(MANIFEST)).ok()?;
         let manifest = Manifest::read_unverified(&bytes).ok()?;
+        let length = |name: &FileName| self.path(key).join(name.as_str()).metadata().map(|file| file.len()).ok();
+        let whole = manifest.files.iter().all(|file| length(&file.name) == Some(file.stored.length));
         let size = manifest.files.iter().map(|file| file.stored.length).sum();
-        Some((Content::of(&bytes).digest, size))
+        whole.then(|| (Content::of(&bytes).digest, size))
     }
 
     /// Writes a snapshot; it exists once its manifest does. Blocks.
@@ -116,6 +118,8 @@ impl Snapshots {
         let directory = self.path(key);
         let io = |what| move |source| SnapshotError::Io { what, key: key.to_string(), source };
         std::fs::create_dir_all(&directory).map_err(io("make the directory"))?;
+        // A store that is repeated writes over what is there: until it is done there is no snapshot.
+        let _ = std::fs::remove_file(directory.join(MANIFEST));
         if let Some(image) = unsaved.image {
             unsaved.manifest.image = Some(Content::of(image));
             let name = FileName::parse("memory").expect("a constant name");
@@ -341,6 +345,11 @@ impl Snapshots {
             let _ = std::fs::remove_file(old.path().join(MANIFEST));
             let _ = std::fs::remove_dir_all(old.path());
         }
+    }
+
+    /// What was decoded of it is not to be relied on.
+    pub(crate) fn forget_base(&self, key: &SnapshotKey) {
+        self.bases.lock().remove(key);
     }
 
     pub(crate) fn forget_here(&self, key: &SnapshotKey) -> io::Result<()> {

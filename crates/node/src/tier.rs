@@ -19,6 +19,17 @@ use crate::snapshots::{SnapshotError, Snapshots};
 /// Longest manifest that is read. One of a snapshot with a hundred images and all features is a tenth of this.
 const MAX_MANIFEST: u64 = 1 << 20;
 
+/// What is fetched, and when it need not be.
+#[derive(Clone, Copy)]
+enum Wanted<'a> {
+    /// Nothing, if a snapshot is here.
+    Any,
+    /// Nothing, if the one with this manifest is here.
+    With(&'a Digest),
+    /// Everything: what is here has turned out to be damaged.
+    Again,
+}
+
 /// One fetch of a snapshot at a time: a hundred actors of a template want the same golden.
 #[derive(Debug, Default)]
 pub(crate) struct Flights(Mutex<HashMap<SnapshotKey, Weak<tokio::sync::Mutex<()>>>>);
@@ -70,7 +81,7 @@ impl Snapshots {
     pub(crate) async fn ensure(&self, key: &SnapshotKey, digest: &Digest) -> Result<Manifest, SnapshotError> {
         let manifest = match self.manifest(key, digest) {
             Err(SnapshotError::Missing { .. } | SnapshotError::Unusable { .. }) if self.blobs.is_some() => {
-                self.fetch(key, Some(digest)).await?;
+                self.fetch(key, Wanted::With(digest)).await?;
                 self.manifest(key, digest)?
             }
             other => other?,
@@ -78,7 +89,7 @@ impl Snapshots {
         if let Some(base) = &manifest.base
             && !self.is_here(&base.prefix)
         {
-            self.fetch(&base.prefix, None).await?;
+            self.fetch(&base.prefix, Wanted::Any).await?;
         }
         Ok(manifest)
     }
@@ -87,12 +98,8 @@ impl Snapshots {
     pub(crate) async fn fetch_again(&self, key: &SnapshotKey, manifest: &Manifest) -> Result<(), SnapshotError> {
         let base = manifest.base.as_ref().map(|base| base.prefix.clone());
         for key in base.iter().chain([key]) {
-            self.forget_here(key).map_err(|source| SnapshotError::Io {
-                what: "remove the copy",
-                key: key.to_string(),
-                source,
-            })?;
-            self.fetch(key, None).await?;
+            self.forget_base(key);
+            self.fetch(key, Wanted::Again).await?;
         }
         Ok(())
     }
@@ -101,21 +108,27 @@ impl Snapshots {
         self.blobs.is_some()
     }
 
-    async fn fetch(&self, key: &SnapshotKey, digest: Option<&Digest>) -> Result<(), SnapshotError> {
+    /// Each file takes its old one's place once it is whole, so that what is here is never less than it was.
+    async fn fetch(&self, key: &SnapshotKey, wanted: Wanted<'_>) -> Result<(), SnapshotError> {
         let Some(blobs) = &self.blobs else {
             return Err(SnapshotError::Missing { key: key.to_string(), whence: "this node's disk".to_owned() });
         };
         let flight = self.flights.of(key);
         let _one = flight.lock().await;
-        if self.is_here(key) && digest.is_none_or(|digest| self.manifest(key, digest).is_ok()) {
+        let done = match wanted {
+            Wanted::Any => self.is_here(key),
+            Wanted::With(digest) => self.manifest(key, digest).is_ok(),
+            Wanted::Again => false,
+        };
+        if done {
             return Ok(());
         }
         let bytes = blobs.get_bytes(&object(key, MANIFEST)?, MAX_MANIFEST).await.map_err(storage(key))?;
         let unusable =
             |error: &dyn std::fmt::Display| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() };
-        let manifest = match digest {
-            Some(digest) => Manifest::read(&bytes, digest).map_err(|error| unusable(&error))?,
-            None => Manifest::read_unverified(&bytes).map_err(|error| unusable(&error))?,
+        let manifest = match wanted {
+            Wanted::With(digest) => Manifest::read(&bytes, digest).map_err(|error| unusable(&error))?,
+            Wanted::Any | Wanted::Again => Manifest::read_unverified(&bytes).map_err(|error| unusable(&error))?,
         };
         let io = |what| move |source| SnapshotError::Io { what, key: key.to_string(), source };
         let directory = self.path(key);

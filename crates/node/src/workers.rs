@@ -27,6 +27,9 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(120);
 /// How often workers are asked how idle they are.
 const REPORT_EVERY: Duration = Duration::from_millis(500);
 
+/// A worker that does not say within this how idle it is is left out of the report.
+const REPORT_WITHIN: Duration = Duration::from_secs(2);
+
 /// How long a worker may take to end its boxes when told to stop.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 
@@ -60,11 +63,14 @@ pub(crate) struct Handle {
     state: Mutex<HandleState>,
 }
 
+/// Who is in a worker, what it runs on, and what it is.
+pub(crate) type Resident = (Identity, Ran, Workload);
+
 #[derive(Debug, Default)]
 struct HandleState {
     warm: HashMap<BoxKind, usize>,
     templates: HashMap<BoxKind, TemplateUid>,
-    tenant: Option<(Identity, Ran, Workload)>,
+    tenant: Option<Resident>,
     memory_bytes: u64,
 }
 
@@ -73,8 +79,15 @@ impl Handle {
         self.state.lock().warm.get(kind).is_some_and(|&count| count > 0)
     }
 
-    pub(crate) fn add_box(&self, kind: &BoxKind) {
-        *self.state.lock().warm.entry(kind.clone()).or_default() += 1;
+    pub(crate) fn add_box(&self, kind: &BoxKind, template: Option<TemplateUid>) {
+        let mut state = self.state.lock();
+        *state.warm.entry(kind.clone()).or_default() += 1;
+        state.templates.extend(template.map(|template| (kind.clone(), template)));
+    }
+
+    /// The worker says that there are none.
+    pub(crate) fn forget_boxes(&self, kind: &BoxKind) {
+        self.state.lock().warm.remove(kind);
     }
 
     pub(crate) fn take_box(&self, kind: &BoxKind) {
@@ -83,8 +96,14 @@ impl Handle {
         }
     }
 
-    pub(crate) fn host(&self, identity: &Identity, ran: &Ran, workload: &Workload) {
-        self.state.lock().tenant = Some((identity.clone(), ran.clone(), workload.clone()));
+    /// Says who is here from now on; returns who was.
+    pub(crate) fn host(&self, identity: &Identity, ran: &Ran, workload: &Workload) -> Option<Resident> {
+        self.state.lock().tenant.replace((identity.clone(), ran.clone(), workload.clone()))
+    }
+
+    /// As it was before [`host`](Self::host).
+    pub(crate) fn take_over(&self, before: Option<Resident>) {
+        self.state.lock().tenant = before;
     }
 
     /// What the actor runs on, if it is the one at the generation.
@@ -190,7 +209,7 @@ impl Node {
             state: Mutex::default(),
         });
         for kind in &report.warm {
-            handle.add_box(kind);
+            handle.add_box(kind, None);
         }
         if let (Some(hosted), Ok(memo)) = (&report.hosted, serde_json::from_value::<Memo>(report.memo)) {
             handle.host(&hosted.identity, &memo.ran, &memo.workload);
@@ -367,6 +386,10 @@ impl Node {
     /// Ends a worker that nobody needs any more; the control plane has seen to it that nobody is in it.
     pub async fn end_worker(self: &Arc<Self>, worker: WorkerUid) {
         let Some(handle) = self.workers.lock().get(&worker).cloned() else { return };
+        // It is the second pair of hands on what is not stored yet.
+        while self.holds(&handle) && !self.stopping.is_cancelled() {
+            tokio::time::sleep(REPORT_EVERY).await;
+        }
         // Its link ends with it, and the rest follows from that.
         let _ = tokio::time::timeout(STOP_WITHIN, handle.link.call(link::Command::Stop, &[])).await;
     }
@@ -379,20 +402,24 @@ impl Node {
                 () = self.stopping.cancelled() => return,
             }
             let handles: Vec<_> = self.workers.lock().values().cloned().collect();
-            let mut reports = Vec::with_capacity(handles.len());
-            for handle in handles {
-                reports.extend(handle.report().await);
-            }
+            // Side by side, and not for long: one that is stuck must not silence the others.
+            let asked = handles.iter().map(|handle| tokio::time::timeout(REPORT_WITHIN, handle.report()));
+            let reports = futures::future::join_all(asked).await.into_iter().filter_map(Result::ok).flatten().collect();
             if self.events.send(NodeEvent::Report(reports)).await.is_err() {
                 return;
             }
         }
     }
 
-    /// Ends every worker and removes what is left of it.
-    pub async fn stop(self: &Arc<Self>) {
+    pub fn workers(&self) -> Vec<WorkerUid> {
+        self.workers.lock().keys().copied().collect()
+    }
+
+    /// Ends every worker but those named, and removes what is left of them. The others wait for the next node.
+    pub async fn stop(self: &Arc<Self>, kept: &[WorkerUid]) {
         self.stopping.cancel();
         let handles: Vec<_> = self.workers.lock().drain().map(|(_, handle)| handle).collect();
+        let handles: Vec<_> = handles.into_iter().filter(|handle| !kept.contains(&handle.birth.uid)).collect();
         for handle in &handles {
             let _ = tokio::time::timeout(STOP_WITHIN, handle.link.call(link::Command::Stop, &[])).await;
         }

@@ -34,6 +34,9 @@ fn append(
         if kind.is_dir() {
             archive.append_dir(&name, &path)?;
             append(archive, &path, &name, linked)?;
+        } else if kind.is_symlink() {
+            // Never as a hard link, also if it is one: an archive's links are looked up when it is unpacked.
+            archive.append_path_with_name(&path, &name)?;
         } else if !kind.is_socket() {
             let metadata = entry.metadata()?;
             match linked.entry((metadata.dev(), metadata.ino())) {
@@ -80,6 +83,7 @@ mod tests {
         std::os::unix::fs::symlink("../nowhere", from.path().join("data/link")).unwrap();
         std::os::unix::net::UnixListener::bind(from.path().join("data/socket")).unwrap();
         std::fs::hard_link(from.path().join("data/deep/er/file"), from.path().join("data/deep/same")).unwrap();
+        std::fs::hard_link(from.path().join("data/link"), from.path().join("data/same-link")).unwrap();
         let file = tempfile::tempfile().unwrap();
         archive(from.path(), file.try_clone().unwrap()).unwrap();
         std::io::Seek::rewind(&mut &file).unwrap();
@@ -91,6 +95,7 @@ mod tests {
         assert_eq!(back.metadata().unwrap().mtime(), from.path().join("data/deep/er/file").metadata().unwrap().mtime());
         assert_eq!(std::fs::read_link(to.path().join("data/link")).unwrap(), Path::new("../nowhere"));
         assert_eq!(back.metadata().unwrap().ino(), to.path().join("data/deep/same").metadata().unwrap().ino());
+        assert_eq!(std::fs::read_link(to.path().join("data/same-link")).unwrap(), Path::new("../nowhere"));
         assert!(!to.path().join("data/socket").exists());
     }
 

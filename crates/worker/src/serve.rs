@@ -407,7 +407,16 @@ impl Worker {
             return Err(Refusal::Aborted);
         }
         let leaving = tenant.leave(capture.if_idle, &self.events, &mut phases).await?;
-        let image_bytes = self.save(&tenant, leaving, image.as_mut(), to, &abort, &mut phases).await?;
+        let image_bytes = match self.save(&tenant, leaving, image.as_mut(), to, &abort, &mut phases).await {
+            Ok(bytes) => bytes,
+            // Not saved and not alive: what is left of it must not keep the worker from others.
+            Err(refusal @ Refusal::Failed(_)) => {
+                let _ = tenant.destroy().await;
+                self.vacate(&tenant);
+                return Err(refusal);
+            }
+            Err(refusal) => return Err(refusal),
+        };
         let retained = Retained { image, archive, image_bytes, memo: tenant.memo.clone() };
         self.slot.lock().retained.insert(capture.op, retained);
         sink.lifecycle("Actor checkpointed");

@@ -62,3 +62,66 @@ async fn an_actor_that_exits_is_noticed_and_woken_again() {
     assert!(history.iter().any(|entry| entry.event == "Lost" && entry.detail.contains("code 7")), "{history:?}");
     machine.stop().await;
 }
+
+#[tokio::test]
+async fn what_people_do_to_a_template_leaves_its_actors_alone() {
+    let mut machine = Machine::start(ATE).await;
+    machine.apply_counter(1, "").await;
+    machine.create_atespace("space").await;
+    machine.create_counter("space", "a").await;
+    machine.count("space", "a").await;
+    machine.suspend("space", "a").await;
+    let said = machine.cli(&["delete", "actortemplate", "counter", "-n", "demo"]).await;
+    assert!(said.code != 0 && said.stderr.contains("still has actors"), "{said:?}");
+    // The actor that the golden snapshot was made with is nobody's to wake, suspend or delete.
+    let golden = machine.ate(&["get", "actors", "-a", "ate-golden", "-o", "name"]).await;
+    let golden = golden.trim().rsplit('/').next().expect("a name").to_owned();
+    let (status, _) = machine.get("ate-golden", &golden, "/").await;
+    assert_ne!(status, 200);
+    for verb in ["suspend", "resume", "delete"] {
+        let said = machine.cli(&[verb, "actor", &golden, "-a", "ate-golden"]).await;
+        assert!(said.code != 0 && said.stderr.contains("belongs to its ActorTemplate"), "{verb}: {said:?}");
+    }
+    assert_eq!(machine.count("space", "a").await.memory, 2);
+    machine.create_counter("space", "b").await;
+    machine.suspend("space", "a").await;
+    assert_eq!(machine.count("space", "b").await.memory, 1);
+    machine.suspend("space", "b").await;
+    for name in ["a", "b"] {
+        machine.ate(&["delete", "actor", name, "-a", "space"]).await;
+    }
+    machine.ate(&["delete", "actortemplate", "counter", "-n", "demo"]).await;
+    machine.stop().await;
+}
+
+#[tokio::test]
+async fn kill_9_while_one_actor_is_stored_keeps_the_next_one_in_its_worker() {
+    let mut machine = Machine::start(ATE).await;
+    machine.apply_counter(1, "").await;
+    machine.create_atespace("space").await;
+    for name in ["large", "next"] {
+        machine.create_counter("space", name).await;
+    }
+    machine.count("space", "large").await;
+    // Stored for seconds: time enough for the next one to move in.
+    assert_eq!(machine.get("space", "large", "/eat?mib=512").await.0, 200);
+    let actor_ref = Some(ate_proto::ateapi::ActorRef { atespace: "space".into(), name: "large".into() });
+    let mut control = machine.control();
+    let suspend = tokio::spawn(async move {
+        control.suspend_actor(ate_proto::ateapi::SuspendActorRequest { actor_ref }).await.is_ok()
+    });
+    let captured = || async { machine.history("space", "large").await.iter().any(|entry| entry.event == "Captured") };
+    machine.until("it is out of its worker", captured).await;
+    assert_eq!(machine.count("space", "next").await.memory, 1);
+    let stored = machine.history("space", "large").await.iter().any(|entry| entry.event == "Suspended");
+    assert!(!stored, "it was stored too quickly for this test");
+    machine.kill().await;
+    let _ = suspend.await;
+    machine.restart().await;
+    assert_eq!(machine.count("space", "next").await.memory, 2, "it was adopted as it ran");
+    machine.suspend("space", "next").await;
+    assert_eq!(machine.count("space", "large").await.memory, 2, "and the other was stored after all");
+    machine.suspend("space", "large").await;
+    assert_eq!(machine.count("space", "next").await.memory, 3);
+    machine.stop().await;
+}

@@ -58,7 +58,9 @@ impl Actor {
                 effects.push(Effect::FreeWorker(lease));
                 P::Resuming { lease: None, op, failure: Some(reason) }
             }
-            (P::Resuming { lease: None, op, .. }, E::GaveUp { op: given_up }) if op == given_up => P::Suspended,
+            (P::Resuming { lease: None, op, .. }, E::GaveUp { op: given_up }) if op == given_up => {
+                self.snapshots.resting()
+            }
             (P::Running { lease }, E::Save { op, intent, snapshot }) => P::Suspending { lease, op, intent, snapshot },
             (P::Suspending { lease, op, .. }, E::Kept { op: kept }) if op == kept => P::Running { lease },
             (P::Suspending { lease, op, intent, snapshot }, E::Captured { op: captured }) if op == captured => {
@@ -74,7 +76,8 @@ impl Actor {
                 }
                 self.snapshots.local = Some((settled, node));
                 self.snapshots.uploading = (intent != Intent::Pause && !durable).then_some(op);
-                if intent == Intent::Pause { P::Paused } else { P::Suspended }
+                self.snapshots.paused = intent == Intent::Pause;
+                self.snapshots.resting()
             }
             (phase, E::Uploaded { prefix }) => {
                 match &self.snapshots.local {
@@ -86,9 +89,9 @@ impl Actor {
             }
             (P::Resuming { lease: Some(lease), .. } | P::Running { lease } | P::Suspending { lease, .. }, E::Lost) => {
                 effects.push(Effect::FreeWorker(lease));
-                P::Suspended
+                self.snapshots.resting()
             }
-            (P::Resuming { lease: None, .. } | P::Saving { .. }, E::Lost) => P::Suspended,
+            (P::Resuming { lease: None, .. } | P::Saving { .. }, E::Lost) => self.snapshots.resting(),
             (phase @ (P::Suspended | P::Paused), E::LocalLost { node }) => match &self.snapshots.local {
                 Some((_, holder)) if *holder == node => {
                     (self.snapshots.local, self.snapshots.uploading) = (None, None);

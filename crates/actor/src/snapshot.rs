@@ -1,6 +1,8 @@
 use ate_name::{Digest, Generation, NodeName, OpId};
 use serde::{Deserialize, Serialize};
 
+use crate::Phase;
+
 /// How much of an actor a snapshot holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Scope {
@@ -39,9 +41,17 @@ pub struct Snapshots {
     /// The save whose snapshot is on its way from the first to the second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uploading: Option<OpId>,
+    /// The newest is a pause's: where it lies is where the actor rests.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
 }
 
 impl Snapshots {
+    /// What an actor is that has no worker and nothing under way.
+    pub fn resting(&self) -> Phase {
+        if self.paused && self.local.is_some() { Phase::Paused } else { Phase::Suspended }
+    }
+
     /// What the next resume begins with, and the only node that can, if it is not durable yet. `None`: the golden.
     pub fn base(&self) -> Option<(&SnapshotRef, Option<&NodeName>)> {
         match (&self.local, &self.durable) {

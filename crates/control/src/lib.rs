@@ -90,6 +90,7 @@ pub struct Control {
     freed: tokio::sync::Notify,
     /// Actors that were frozen or thawed: nothing that is written down, but watchers want to see it.
     stirred: tokio::sync::broadcast::Sender<ate_name::ActorKey>,
+    unwilling: Mutex<idle::Unwilling>,
     /// Wakes that callers have been told of and that are not written down yet.
     told: Mutex<std::collections::HashSet<ate_name::OpId>>,
     follower: follow::Follower,

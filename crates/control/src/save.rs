@@ -88,8 +88,12 @@ impl Control {
                 Ok(read) if matches!(read.value.phase, Phase::Running { .. }) => control.save(read, intent, why).await,
                 _ => return,
             };
-            if let Err(error) = saved {
-                tracing::info!(actor = %key, %error, "an idle actor was not put to rest");
+            match saved {
+                Ok(_) => control.unwilling.lock().forget(&key),
+                Err(error) => {
+                    tracing::info!(actor = %key, %error, "an idle actor was not put to rest");
+                    control.unwilling.lock().note(&key, tokio::time::Instant::now());
+                }
             }
         });
     }

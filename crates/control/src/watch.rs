@@ -31,6 +31,7 @@ impl Control {
             freed: tokio::sync::Notify::new(),
             stirred: tokio::sync::broadcast::Sender::new(STIRRED),
             told: Mutex::default(),
+            unwilling: Mutex::default(),
             follower: follow::Follower::default(),
             assignments: assignments::Assignments::new(),
             tasks: tokio_util::task::TaskTracker::new(),

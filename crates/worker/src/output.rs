@@ -12,6 +12,9 @@ use ate_orders::Identity;
 /// Longest line taken whole; a longer one is cut into several.
 const MAX_LINE: u64 = 1 << 20;
 
+/// A log that an actor has filled with so much is emptied: what it prints must not fill the disk.
+const MAX_LOG: u64 = 64 << 20;
+
 /// Where lines go: nowhere until an actor is here, then to that actor's log. One lock, so lines never interleave.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sink(Arc<Mutex<Option<Log>>>);
@@ -44,6 +47,10 @@ impl Sink {
         let Some(Log { file, labels }) = sink.as_mut() else { return };
         let mut out = labelled(line, labels, container, &jiff::Timestamp::now().to_string()).to_string();
         out.push('\n');
+        if file.metadata().is_ok_and(|metadata| metadata.len() > MAX_LOG) {
+            // The node begins a new file when an actor wakes; one that never sleeps begins its own anew.
+            let _ = file.set_len(0);
+        }
         // A full disk loses log lines, never the actor.
         let _ = file.write_all(out.as_bytes());
     }

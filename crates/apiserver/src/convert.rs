@@ -67,7 +67,7 @@ fn in_progress(actor: &Actor) -> String {
 
 fn latest_snapshot(actor: &Actor) -> Option<ateapi::SnapshotInfo> {
     use ateapi::snapshot_info::Data;
-    let Snapshots { local, durable, uploading } = &actor.snapshots;
+    let Snapshots { local, durable, uploading, .. } = &actor.snapshots;
     let elsewhere =
         |prefix: &str| durable.as_ref().is_some_and(|durable| durable.prefix == prefix) || uploading.is_some();
     let (snapshot, node) = match (local, durable) {

@@ -177,7 +177,7 @@ impl substrate_server::Substrate for SubstrateService {
         let order = LogsOrder { follow: request.follow, tail: request.tail.map(|tail| tail as usize) };
         let nodes = Arc::clone(&self.nodes);
         tokio::spawn(async move {
-            if let Err(error) = nodes.logs(&node, &key, order, sender).await {
+            if let Err(error) = nodes.logs(&node, found.actor.uid, order, sender).await {
                 tracing::warn!(actor = %key, %error, "a log could not be read");
             }
         });

@@ -169,8 +169,8 @@ impl Control {
         let mut prefixes: Vec<_> = local.into_iter().chain(durable).collect();
         prefixes.dedup();
         let node = actor.snapshots.local.as_ref().map(|(_, node)| node.clone()).or_else(|| self.any_node());
-        if let (Some(node), false) = (node, prefixes.is_empty())
-            && let Err(error) = self.nodes.forget(&node, prefixes).await
+        if let Some(node) = node
+            && let Err(error) = self.nodes.forget(&node, Some(actor.uid), prefixes).await
         {
             tracing::warn!(actor = %actor.key, %error, "snapshots of a deleted actor were not removed");
         }

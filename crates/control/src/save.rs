@@ -207,7 +207,7 @@ impl Control {
                 return;
             }
             drop(done);
-            if let (false, Err(error)) = (old.is_empty(), control.nodes.forget(&node, old.clone()).await) {
+            if let (false, Err(error)) = (old.is_empty(), control.nodes.forget(&node, None, old.clone()).await) {
                 tracing::warn!(actor = %key, %error, "an old snapshot was not removed");
             }
         });

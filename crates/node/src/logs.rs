@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use ate_name::ActorKey;
+use ate_name::ActorUid;
 use ate_orders::LogsOrder;
 use tokio::io::{AsyncBufReadExt, AsyncSeekExt, BufReader};
 use tokio::sync::mpsc;
@@ -25,16 +25,20 @@ impl Logs {
         Self { directory: directory.to_owned() }
     }
 
-    pub fn path(&self, actor: &ActorKey) -> PathBuf {
-        self.directory.join(actor.atespace.as_str()).join(format!("{}.jsonl", actor.name))
+    /// By uid: another actor of the same name has another log.
+    fn path(&self, actor: ActorUid) -> PathBuf {
+        self.directory.join(format!("{actor}.jsonl"))
+    }
+
+    pub(crate) fn remove(&self, actor: ActorUid) {
+        let path = self.path(actor);
+        let _ = std::fs::remove_file(path.with_extension("jsonl.1"));
+        let _ = std::fs::remove_file(path);
     }
 
     /// For writing at the end, whoever else does.
-    pub(crate) fn append(&self, actor: &ActorKey) -> io::Result<File> {
+    pub(crate) fn append(&self, actor: ActorUid) -> io::Result<File> {
         let path = self.path(actor);
-        if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent)?;
-        }
         if path.metadata().is_ok_and(|metadata| metadata.len() > MAX_LOG) {
             std::fs::rename(&path, path.with_extension("jsonl.1"))?;
         }
@@ -42,12 +46,7 @@ impl Logs {
     }
 
     /// Sends the lines asked for. A log that is not there yet has no lines.
-    pub(crate) async fn read(
-        &self,
-        actor: &ActorKey,
-        order: &LogsOrder,
-        lines: mpsc::Sender<String>,
-    ) -> io::Result<()> {
+    pub(crate) async fn read(&self, actor: ActorUid, order: &LogsOrder, lines: mpsc::Sender<String>) -> io::Result<()> {
         let path = self.path(actor);
         let mut skip = match order.tail {
             Some(tail) => count_lines(&path).await?.saturating_sub(tail),

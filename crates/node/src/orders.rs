@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use ate_name::{ActorKey, ActorUid, Generation, NodeName, OpId, WorkerUid};
+use ate_name::{ActorUid, Generation, NodeName, OpId, WorkerUid};
 use ate_orders::{
     Activate, Activated, Capture, Captured, ExecOrder, Exit, LogsOrder, NodeError, Nodes, Output, Phase, SnapshotOrder,
     Source, Stored,
@@ -104,7 +104,7 @@ impl Node {
         laps.mark("box");
         let log = self
             .logs
-            .append(&order.identity.key)
+            .append(order.identity.uid)
             .map_err(|error| NodeError::Failed(format!("cannot open the log: {error}")))?;
         let mut fds: Vec<OwnedFd> = vec![log.into()];
         if let Some(memory) = &loaded.memory {
@@ -616,7 +616,7 @@ impl Nodes for LocalNode {
     async fn logs(
         &self,
         node: &NodeName,
-        actor: &ActorKey,
+        actor: ActorUid,
         order: LogsOrder,
         lines: mpsc::Sender<String>,
     ) -> Result<(), NodeError> {
@@ -624,8 +624,11 @@ impl Nodes for LocalNode {
         read.map_err(|error| NodeError::Failed(format!("cannot read the log of actor {actor}: {error}")))
     }
 
-    async fn forget(&self, node: &NodeName, prefixes: Vec<String>) -> Result<(), NodeError> {
+    async fn forget(&self, node: &NodeName, gone: Option<ActorUid>, prefixes: Vec<String>) -> Result<(), NodeError> {
         let node = self.check(node)?;
+        if let Some(actor) = gone {
+            node.logs.remove(actor);
+        }
         for prefix in prefixes {
             let key = SnapshotKey::parse(&prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
             let forgotten = node.snapshots.forget(&key).await;

@@ -281,11 +281,11 @@ pub trait Nodes: Send + Sync {
     async fn logs(
         &self,
         node: &NodeName,
-        actor: &ActorKey,
+        actor: ActorUid,
         order: LogsOrder,
         lines: mpsc::Sender<String>,
     ) -> Result<(), NodeError>;
 
-    /// Removes snapshots, wherever they are. Those that are not there are no error.
-    async fn forget(&self, node: &NodeName, prefixes: Vec<String>) -> Result<(), NodeError>;
+    /// Removes snapshots, wherever they are, and the log of an actor that is gone. What is not there is no error.
+    async fn forget(&self, node: &NodeName, gone: Option<ActorUid>, prefixes: Vec<String>) -> Result<(), NodeError>;
 }

@@ -66,6 +66,11 @@ async fn what_an_actor_prints_and_what_runs_in_it_is_at_hand() {
     let said = machine.cli(&["exec", "a", "-a", "space", "--", "/counter", "-nonsense"]).await;
     assert_eq!(said.code, 2, "the command's own exit code: {said:?}");
     assert_eq!(machine.count("space", "a").await.memory, 3, "and the actor did not notice");
+    // Its log is its own: who has its name later does not see it.
+    machine.suspend("space", "a").await;
+    machine.ate(&["delete", "actor", "a", "-a", "space"]).await;
+    machine.create_counter("space", "a").await;
+    assert_eq!(machine.ate(&["logs", "a", "-a", "space", "-o", "json"]).await, "");
     machine.stop().await;
 }
 

@@ -43,6 +43,9 @@ pub(crate) struct DevArgs {
     /// Where the API is served by TLS; it is also on a socket in the data directory
     #[arg(long, default_value = "127.0.0.1:8443", value_name = "ADDRESS")]
     api_listen: SocketAddr,
+    /// Take API clients from other machines without asking who they are
+    #[arg(long)]
+    api_open: bool,
     /// The sandbox runtimes, as `runtime/build` prints it; found in the user's cache if not given
     #[arg(long, env = "ATE_RUNTIME", value_name = "DIR")]
     runtime: Option<PathBuf>,
@@ -113,6 +116,13 @@ impl Machine {
         check_host()?;
         let directory = make_directory(data)?;
         let configs = runtime::shipped(args.runtime.as_deref())?;
+        if !args.api_listen.ip().is_loopback() && !args.api_open {
+            bail!(
+                "--api-listen {} lets everybody who can reach it use the whole API: clients need no certificate\n  \
+                 listen on a loopback address, or say --api-open if a firewall stands before it",
+                args.api_listen
+            );
+        }
         let actors = listen(args.listen, "--listen").await?;
         let api = listen(args.api_listen, "--api-listen").await?;
         let (actors_at, api_at) = (actors.local_addr()?, api.local_addr()?);

@@ -63,8 +63,6 @@ pub struct Settings {
     pub failed_resume_visible: Duration,
     /// How long a template without readiness probes runs before its golden snapshot is taken.
     pub golden_warm_up: Duration,
-    /// How often idle actors are looked at.
-    pub idle_tick: Duration,
 }
 
 impl Default for Settings {
@@ -73,7 +71,6 @@ impl Default for Settings {
             park: Duration::from_secs(30),
             failed_resume_visible: Duration::from_secs(10),
             golden_warm_up: Duration::from_secs(20),
-            idle_tick: Duration::from_millis(250),
         }
     }
 }

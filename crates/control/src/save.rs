@@ -90,6 +90,8 @@ impl Control {
             };
             match saved {
                 Ok(_) => control.unwilling.lock().forget(&key),
+                // Called off by a request, or somebody was faster: nothing is wrong with it.
+                Err(error) if error.code == Code::Aborted => {}
                 Err(error) => {
                     tracing::info!(actor = %key, %error, "an idle actor was not put to rest");
                     control.unwilling.lock().note(&key, tokio::time::Instant::now());
@@ -131,8 +133,9 @@ impl Control {
                     self.free(&lease);
                 }
                 Err(error @ (NodeError::Aborted | NodeError::NotSaved(_))) => {
+                    let code = if error == NodeError::Aborted { Code::Aborted } else { Code::Unavailable };
                     self.settle(read, Event::Kept { op }, Note::because("Kept", error.to_string())).await?;
-                    return Err(ControlError::new(Code::Unavailable, error.to_string()));
+                    return Err(ControlError::new(code, error.to_string()));
                 }
                 Err(error) => {
                     // Whatever is left of it must not keep its worker from others.

@@ -8,8 +8,7 @@ use ate_testkit::Leaks;
 
 /// Runs a benchmark to its end: what it printed, and its rows.
 fn bench(args: &[&str]) -> (String, Vec<Row>) {
-    // Short: below it are the sockets of workers, whose paths have a limit.
-    let directory = tempfile::Builder::new().prefix("b").rand_bytes(4).tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let rows = directory.path().join("rows.jsonl");
     let child = Command::new(crate::ATE)
         .arg("bench")

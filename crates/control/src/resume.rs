@@ -135,7 +135,7 @@ impl Control {
         {
             Ok(bound) => bound,
             Err(error) => {
-                self.unreserve(&lease);
+                self.free(&lease);
                 return Err(error);
             }
         };

@@ -181,7 +181,7 @@ impl Control {
             Some(durable) if durable.prefix == prefix => Ok(read),
             _ => Err(ControlError::new(
                 Code::Aborted,
-                format!("actor {} was woken before its snapshot was durable", read.value.key.name),
+                format!("actor {} was woken before its snapshot was durable: suspend it again", read.value.key.name),
             )),
         }
     }

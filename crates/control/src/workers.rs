@@ -99,10 +99,6 @@ impl Control {
         self.freed.notify_waiters();
     }
 
-    pub(crate) fn unreserve(&self, lease: &Lease) {
-        self.free(lease);
-    }
-
     /// Some node, for what any of them can do.
     pub fn any_node(&self) -> Option<NodeName> {
         self.fleet.lock().iter().next().map(|worker| worker.lease.node.clone())

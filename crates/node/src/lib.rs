@@ -29,7 +29,6 @@ use ate_orders::NodeEvent;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-pub use logs::Logs;
 pub use orders::LocalNode;
 pub use snapshots::SnapshotError;
 
@@ -94,7 +93,7 @@ pub struct Node {
     snapshots: snapshots::Snapshots,
     memories: memory::Memories,
     host: host::HostFacts,
-    logs: Logs,
+    logs: logs::Logs,
     workers: Mutex<HashMap<WorkerUid, Arc<workers::Handle>>>,
     /// Captures that have begun, and can be called off.
     capturing: Mutex<HashMap<ate_name::OpId, tokio_util::sync::CancellationToken>>,
@@ -128,7 +127,7 @@ impl Node {
             ),
             memories: memory::Memories::default(),
             host: host::HostFacts::read(),
-            logs: Logs::open(&directory("logs")),
+            logs: logs::Logs::open(&directory("logs")),
             workers: Mutex::default(),
             capturing: Mutex::default(),
             captured: Mutex::default(),
@@ -145,9 +144,5 @@ impl Node {
 
     pub fn name(&self) -> &NodeName {
         &self.config.name
-    }
-
-    pub fn logs(&self) -> &Logs {
-        &self.logs
     }
 }

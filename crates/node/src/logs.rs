@@ -16,7 +16,7 @@ const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(100);
 const MAX_LOG: u64 = 16 << 20;
 
 #[derive(Clone, Debug)]
-pub struct Logs {
+pub(crate) struct Logs {
     directory: PathBuf,
 }
 

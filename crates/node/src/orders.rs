@@ -39,7 +39,7 @@ pub(crate) struct InHand {
     archive: Option<std::fs::File>,
     ran: Ran,
     /// The worker that keeps hold of it too until it is stored.
-    worker: Option<Arc<Handle>>,
+    worker: Arc<Handle>,
     /// Disk that is set aside for it.
     room: Option<std::fs::File>,
 }
@@ -315,7 +315,7 @@ impl Node {
             Ok(Answer::Captured { image_bytes, phases }) => {
                 let length = usize::try_from(image_bytes).unwrap_or(0);
                 let memory = memory.map(|memory| (memory, length));
-                let in_hand = InHand { memory, archive, ran, worker: Some(Arc::clone(&handle)), room: Some(room) };
+                let in_hand = InHand { memory, archive, ran, worker: Arc::clone(&handle), room: Some(room) };
                 self.captured.lock().insert(order.op, in_hand);
                 handle.vacate();
                 Ok(Captured { phases })
@@ -345,7 +345,7 @@ impl Node {
         let length = usize::try_from(recalled.image_bytes).map_err(|error| unclear(&error))?;
         let memory = memory.map(Memory::from_fd).transpose().map_err(|error| unclear(&error))?;
         let memory = memory.map(|memory| (memory, length));
-        let in_hand = InHand { memory, archive, ran, worker: Some(Arc::clone(handle)), room: None };
+        let in_hand = InHand { memory, archive, ran, worker: Arc::clone(handle), room: None };
         self.captured.lock().insert(op, in_hand);
         Ok(())
     }
@@ -381,17 +381,15 @@ impl Node {
 
     /// Whether something that this worker captured is not stored yet.
     pub(crate) fn holds(&self, handle: &Arc<Handle>) -> bool {
-        let of_worker = |worker: &Arc<Handle>| Arc::ptr_eq(worker, handle);
-        self.captured.lock().values().any(|in_hand| in_hand.worker.as_ref().is_some_and(of_worker))
+        self.captured.lock().values().any(|in_hand| Arc::ptr_eq(&in_hand.worker, handle))
     }
 
     /// What was stored need not be held any more; its memory is used again once the worker has let go of it too.
     fn release(self: &Arc<Self>, op: OpId, in_hand: InHand) {
         let node = Arc::clone(self);
         self.tasks.spawn(async move {
-            if let Some(handle) = in_hand.worker
-                && let Err(LinkError::Refused(refusal)) = handle.link.call(Command::Release { op }, &[]).await
-            {
+            let released = in_hand.worker.link.call(Command::Release { op }, &[]).await;
+            if let Err(LinkError::Refused(refusal)) = released {
                 tracing::warn!(%refusal, "a worker does not let go of what is stored");
                 return;
             }

@@ -11,6 +11,7 @@ use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ate_blob::Blobs;
 use ate_name::Digest;
 use ate_snapshot::seal::{Opener, Place, Sealer};
 use ate_snapshot::{
@@ -19,7 +20,7 @@ use ate_snapshot::{
 use ate_sys::Memory;
 use parking_lot::Mutex;
 
-use crate::tier::{Flights, Tier};
+use crate::tier::Flights;
 
 /// Golden images kept decoded. A node runs few templates at a time; one that is not here is decoded again.
 const BASES_KEPT: usize = 8;
@@ -62,12 +63,12 @@ pub(crate) struct Snapshots {
     scratch: PathBuf,
     bases: Mutex<HashMap<SnapshotKey, Arc<LoadedBase>>>,
     /// Beyond this disk; `None` if this disk is all there is.
-    pub(crate) blobs: Tier,
+    pub(crate) blobs: Option<Blobs>,
     pub(crate) flights: Flights,
 }
 
 impl Snapshots {
-    pub(crate) fn open(directory: &Path, scratch: &Path, blobs: Tier) -> Self {
+    pub(crate) fn open(directory: &Path, scratch: &Path, blobs: Option<Blobs>) -> Self {
         Self {
             directory: directory.to_owned(),
             scratch: scratch.to_owned(),

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
-use ate_blob::{BlobError, BlobPath, Blobs};
+use ate_blob::{BlobError, BlobPath};
 use ate_name::Digest;
 use ate_snapshot::{MANIFEST, Manifest, SnapshotKey};
 use bytes::Bytes;
@@ -171,6 +171,3 @@ async fn read(path: PathBuf) -> std::io::Result<Vec<u8>> {
     let read = tokio::task::spawn_blocking(move || std::fs::read(Path::new(&path))).await;
     read.map_err(std::io::Error::other).flatten()
 }
-
-/// Kept by the node for as long as it runs.
-pub(crate) type Tier = Option<Blobs>;

@@ -10,7 +10,7 @@ use crate::table::Table;
 use crate::words::Format;
 
 /// Cells that stand for the whole of a wake or a suspend.
-const BAR: u64 = 40;
+const BAR: usize = 40;
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ate history [actor] <NAME> -a <ATESPACE>")]
@@ -66,30 +66,11 @@ fn row(entry: &HistoryEntry) -> Vec<String> {
     ]
 }
 
-/// A line for each phase, its bar where it ran between the start and the end of all of them, and their sum.
 fn waterfall(phases: &[history_entry::Phase]) -> Vec<String> {
-    if phases.is_empty() {
-        return Vec::new();
-    }
-    let total: u64 = phases.iter().fold(0, |sum, phase| sum.saturating_add(phase.micros));
-    let cell = |micros: u64| {
-        let cell = u128::from(micros) * u128::from(BAR) / u128::from(total.max(1));
-        usize::try_from(cell).unwrap_or_default()
+    let phase = |phase: &history_entry::Phase| {
+        ate_chart::Phase::new(phase.name.clone(), std::time::Duration::from_micros(phase.micros))
     };
-    let width = phases.iter().map(|phase| phase.name.chars().count()).max().unwrap_or_default().max("total".len());
-    let mut begun: u64 = 0;
-    let mut lines = Vec::new();
-    for phase in phases {
-        let ended = begun.saturating_add(phase.micros);
-        // Whatever ran has a bar, however short it was.
-        let from = cell(begun).min(cell(total).saturating_sub(1));
-        let bar = "\u{2588}".repeat(cell(ended).saturating_sub(from).max(1));
-        let name = phase.name.replace(char::is_control, " ");
-        lines.push(format!("{name:<width$}  {:>9}  {}{bar}", human::micros(phase.micros), " ".repeat(from)));
-        begun = ended;
-    }
-    lines.push(format!("{:<width$}  {:>9}", "total", human::micros(total)));
-    lines
+    ate_chart::waterfall(&phases.iter().map(phase).collect::<Vec<_>>(), BAR)
 }
 
 #[cfg(test)]

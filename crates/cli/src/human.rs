@@ -21,15 +21,6 @@ pub(crate) fn bytes(count: u64) -> String {
     format!("{value:.decimals$} {}", UNITS[unit])
 }
 
-/// `850 us`, `12.3 ms`, `1.25 s`.
-pub(crate) fn micros(count: u64) -> String {
-    match count {
-        0..1000 => format!("{count} us"),
-        1000..1_000_000 => format!("{:.1} ms", count as f64 / 1e3),
-        _ => format!("{:.2} s", count as f64 / 1e6),
-    }
-}
-
 /// `5s`, `2m3s`, `1h5m`, `3d4h`: the two greatest units.
 pub(crate) fn age(age: Duration) -> String {
     let seconds = age.as_secs();
@@ -63,7 +54,6 @@ mod tests {
 
     #[test]
     fn durations_name_the_unit_that_suits_them() {
-        assert_eq!([850, 12_345, 1_250_000].map(micros), ["850 us", "12.3 ms", "1.25 s"]);
         let shown = [0, 59, 60, 123, 3600, 3900, 86_400 * 3 + 3600 * 4].map(|s| age(Duration::from_secs(s)));
         assert_eq!(shown, ["0s", "59s", "1m", "2m3s", "1h", "1h5m", "3d4h"]);
     }

@@ -2,7 +2,7 @@
 
 use ate_image::{Credentials, Image, Location, Reference};
 use ate_name::Digest;
-use ate_orders::{NodeError, RuntimeAsset, Workload};
+use ate_orders::{NodeError, RuntimeAsset, Workload, chain};
 use ate_sandbox::User;
 use ate_worker::link::{self, BoxKind, ContainerSpec, Prepare};
 use parking_lot::Mutex;
@@ -56,9 +56,9 @@ struct Key {
 }
 
 impl Blueprints {
-    fn get(&self, key: &Key) -> Option<Arc<Blueprint>> {
+    fn get(&self, workload: &Workload, assets: &BTreeMap<String, RuntimeAsset>) -> Option<Arc<Blueprint>> {
         let mut kept = self.0.lock();
-        let index = kept.iter().position(|(known, _)| known == key)?;
+        let index = kept.iter().position(|(known, _)| known.workload == *workload && known.assets == *assets)?;
         let entry = kept.remove(index);
         let blueprint = Arc::clone(&entry.1);
         kept.push(entry);
@@ -83,12 +83,11 @@ impl Node {
         assets: &BTreeMap<String, RuntimeAsset>,
         whence: &str,
     ) -> Result<Arc<Blueprint>, NodeError> {
-        let key = Key { workload: workload.clone(), assets: assets.clone() };
-        if let Some(blueprint) = self.blueprints.get(&key) {
+        if let Some(blueprint) = self.blueprints.get(workload, assets) {
             return Ok(blueprint);
         }
         let blueprint = Arc::new(self.draw(workload, assets, whence).await?);
-        self.blueprints.keep(key, &blueprint);
+        self.blueprints.keep(Key { workload: workload.clone(), assets: assets.clone() }, &blueprint);
         self.evict_images();
         Ok(blueprint)
     }
@@ -204,16 +203,4 @@ fn container_spec(container: &ate_orders::Container, image: &Image) -> Result<Co
         user: User { uid: user.uid, gid: user.gid, additional_gids: user.additional_gids },
         volumes: container.volumes.clone(),
     })
-}
-
-/// An error and what is behind it, on one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
 }

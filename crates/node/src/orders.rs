@@ -374,7 +374,7 @@ impl Node {
                 let (error, in_hand) = *failed;
                 // Kept: the next try begins with it.
                 self.captured.lock().insert(op, in_hand);
-                Err(NodeError::Failed(crate::boxes::chain(&error)))
+                Err(NodeError::Failed(ate_orders::chain(&error)))
             }
         }
     }
@@ -546,7 +546,7 @@ fn from_link(error: LinkError) -> NodeError {
 }
 
 fn unusable(error: SnapshotError) -> NodeError {
-    NodeError::Refused(crate::boxes::chain(&error))
+    NodeError::Refused(ate_orders::chain(&error))
 }
 
 /// The one node of a lone machine, as the control plane sees nodes.
@@ -585,7 +585,7 @@ impl Nodes for LocalNode {
     async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError> {
         let key = SnapshotKey::parse(prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
         let uploaded = self.check(node)?.snapshots.upload(&key).await;
-        uploaded.map_err(|error| NodeError::Failed(crate::boxes::chain(&error)))
+        uploaded.map_err(|error| NodeError::Failed(ate_orders::chain(&error)))
     }
 
     async fn discard(
@@ -630,7 +630,7 @@ impl Nodes for LocalNode {
         for prefix in prefixes {
             let key = SnapshotKey::parse(&prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
             let forgotten = node.snapshots.forget(&key).await;
-            forgotten.map_err(|error| NodeError::Failed(crate::boxes::chain(&error)))?;
+            forgotten.map_err(|error| NodeError::Failed(ate_orders::chain(&error)))?;
         }
         Ok(())
     }

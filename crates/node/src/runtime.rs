@@ -6,9 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use ate_asset::{Asset, AssetStore, RuntimeDirectory};
-use ate_orders::RuntimeAsset;
-
-use crate::boxes::chain;
+use ate_orders::{RuntimeAsset, chain};
 
 /// How often a binary that was just written is tried before it is given up as busy.
 const BUSY_TRIES: u32 = 20;

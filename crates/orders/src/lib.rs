@@ -12,3 +12,15 @@ pub use node::{
     Output, Phase, Runtime, RuntimeAsset, SnapshotAt, SnapshotOrder, Source, Stored, WorkerReport,
 };
 pub use workload::{Container, EgressRule, Port, PortProtocol, Readyz, Workload};
+
+/// An error and what is behind it, on one line: it ends up in an answer, or in an actor's history.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}

@@ -9,7 +9,7 @@ use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::time::Instant;
 
 use crate::serve::Worker;
-use crate::tenant::describe;
+use ate_orders::chain;
 
 /// A router says whom it wants at once; whoever does not is no router.
 const PREFACE_WITHIN: Duration = Duration::from_secs(5);
@@ -62,7 +62,7 @@ async fn connection(worker: &Worker, mut router: UnixStream) {
             return;
         }
         Err(error) => {
-            tracing::warn!(error = describe(&error), "a frozen actor could not be thawed");
+            tracing::warn!(error = chain(&error), "a frozen actor could not be thawed");
             let _ = Verdict::Draining.send(&mut router).await;
             return;
         }

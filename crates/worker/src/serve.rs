@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use ate_name::{ActorUid, Generation, OpId};
 use ate_network::Interior;
+use ate_orders::chain;
 use ate_sandbox::{LinkConfig, Reaper, SandboxError};
 use ate_sys::Memory;
 use parking_lot::Mutex;
@@ -22,7 +23,7 @@ use crate::link::{
 };
 use crate::output::Sink;
 use crate::root::Sockets;
-use crate::tenant::{Events, Leaving, Phases, Tenant, describe, memory};
+use crate::tenant::{Events, Leaving, Phases, Tenant, memory};
 use crate::{Config, ORPHANED_AFTER, WorkerError, durable, egress, identity, ingress, names, ready};
 
 /// News not yet told. A tenant produces one per freeze or thaw; a node that is this far behind asks for a report.
@@ -314,14 +315,14 @@ impl Worker {
         match &image {
             Some(image) => {
                 warm.sink.lifecycle("Actor restoring");
-                warm.sandbox.restore(image, &link, socket.as_fd()).await.map_err(|error| describe(&error))?;
+                warm.sandbox.restore(image, &link, socket.as_fd()).await.map_err(|error| chain(&error))?;
                 phases.mark("restore");
                 self.come_up(activate, warm, &mut phases).await?;
                 warm.sink.lifecycle("Actor restored");
             }
             None => {
                 warm.sink.lifecycle("Actor starting");
-                warm.sandbox.run(&link, socket.as_fd()).await.map_err(|error| describe(&error))?;
+                warm.sandbox.run(&link, socket.as_fd()).await.map_err(|error| chain(&error))?;
                 phases.mark("start");
                 self.come_up(activate, warm, &mut phases).await?;
                 warm.sink.lifecycle("Actor started");
@@ -437,7 +438,7 @@ impl Worker {
         if let Some(image) = image {
             match tenant.sandbox.checkpoint(image).await {
                 Ok(bytes) => image_bytes = bytes as u64,
-                Err(error) => return Err(leaving.stay(&self.events, Refusal::NotSaved(describe(&error))).await),
+                Err(error) => return Err(leaving.stay(&self.events, Refusal::NotSaved(chain(&error))).await),
             }
             phases.mark("checkpoint");
         }
@@ -466,7 +467,7 @@ impl Worker {
 }
 
 fn failed(error: SandboxError) -> Refusal {
-    Refusal::Failed(describe(&error))
+    Refusal::Failed(chain(&error))
 }
 
 fn link_config() -> LinkConfig {

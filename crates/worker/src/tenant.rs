@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use ate_orders::{EgressRule, Hosted, Identity, Phase};
+use ate_orders::{EgressRule, Hosted, Identity, Phase, chain};
 use ate_sandbox::{Sandbox, SandboxError};
 use ate_sys::Memory;
 use parking_lot::Mutex;
@@ -160,7 +160,7 @@ impl Tenant {
         let mut leaving = Leaving { tenant: self, mode };
         if *leaving.mode == Mode::Running {
             if let Err(error) = self.sandbox.freeze().await {
-                return Err(leaving.stay(events, Refusal::NotSaved(describe(&error))).await);
+                return Err(leaving.stay(events, Refusal::NotSaved(chain(&error))).await);
             }
             *leaving.mode = Mode::Frozen;
             self.frozen.store(true, Ordering::SeqCst);
@@ -210,7 +210,7 @@ impl Leaving<'_> {
         *self.mode = Mode::Gone;
         if let Err(error) = self.tenant.sandbox.destroy().await {
             // Saved and killed; what is left over goes with the worker.
-            tracing::warn!(error = describe(&error), "a box was not cleaned up");
+            tracing::warn!(error = chain(&error), "a box was not cleaned up");
         }
         phases.mark("kill");
     }
@@ -220,7 +220,7 @@ impl Leaving<'_> {
         if *self.mode == Mode::Frozen
             && let Err(error) = self.tenant.thaw(&mut self.mode, events).await
         {
-            return Refusal::Failed(describe(&error));
+            return Refusal::Failed(chain(&error));
         }
         // Thawed, or never frozen although it was said to be.
         self.tenant.frozen.store(false, Ordering::SeqCst);
@@ -228,18 +228,6 @@ impl Leaving<'_> {
         self.tenant.leaving.store(false, Ordering::SeqCst);
         why
     }
-}
-
-/// The whole chain of an error on one line; it ends up in an actor's history.
-pub(crate) fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
 }
 
 /// News for the node. Bounded by nature: a tenant changes its mode at most once per call or idle period; what the node

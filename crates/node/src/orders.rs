@@ -133,9 +133,8 @@ impl Node {
         // Before the worker agrees: the workload may want to connect while it starts.
         let before = handle.host(&order.identity, &blueprint.ran, &order.workload);
         let answer = handle.link.call(command, &link::borrowed(&fds)).await;
-        if let Some(memory) = loaded.memory {
-            self.memories.give_back(memory);
-        }
+        drop(loaded.memory);
+        self.refill_memories();
         match answer {
             Ok(Answer::Activated { phases }) => {
                 laps.phases.extend(phases);
@@ -384,17 +383,23 @@ impl Node {
         self.captured.lock().values().any(|in_hand| Arc::ptr_eq(&in_hand.worker, handle))
     }
 
-    /// What was stored need not be held any more; its memory is used again once the worker has let go of it too.
+    /// What was stored need not be held any more, neither here nor in its worker.
     fn release(self: &Arc<Self>, op: OpId, in_hand: InHand) {
-        let node = Arc::clone(self);
+        let worker = Arc::clone(&in_hand.worker);
+        drop(in_hand);
+        self.refill_memories();
         self.tasks.spawn(async move {
-            let released = in_hand.worker.link.call(Command::Release { op }, &[]).await;
-            if let Err(LinkError::Refused(refusal)) = released {
+            if let Err(LinkError::Refused(refusal)) = worker.link.call(Command::Release { op }, &[]).await {
                 tracing::warn!(%refusal, "a worker does not let go of what is stored");
-                return;
             }
-            if let Some((memory, _)) = in_hand.memory {
-                node.memories.give_back(memory);
+        });
+    }
+
+    fn refill_memories(self: &Arc<Self>) {
+        let node = Arc::clone(self);
+        self.tasks.spawn_blocking(move || {
+            if let Err(error) = node.memories.refill() {
+                tracing::warn!(%error, "no memory for images ahead of need");
             }
         });
     }

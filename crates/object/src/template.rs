@@ -45,6 +45,12 @@ pub struct ActorTemplateSpec {
 }
 
 impl ActorTemplateSpec {
+    /// The durable directory that some container sees; there is at most one.
+    pub fn durable_dir(&self) -> Option<DurableDir> {
+        let seen = |name: &str| self.containers.iter().flat_map(|c| &c.volume_mounts).any(|mount| mount.name == name);
+        self.volumes.iter().filter(|volume| seen(&volume.name)).find_map(|volume| volume.durable_dir)
+    }
+
     /// Where actors of this template are reached: the named ports of all containers, or port 80 when there is none.
     pub fn ports(&self) -> Vec<ContainerPort> {
         let named: Vec<_> = self.containers.iter().flat_map(|container| container.ports.iter().cloned()).collect();
@@ -152,9 +158,24 @@ pub struct Volume {
     pub durable_dir: Option<DurableDir>,
 }
 
+/// What a durable directory may hold when its template does not say: room for the sources and packages of a small project,
+/// and a hundred actors of a node together do not fill a common disk.
+const DEFAULT_DURABLE_BYTES: u64 = 1 << 30;
+
 /// A directory that is part of every snapshot, whatever its scope.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DurableDir {}
+#[serde(rename_all = "camelCase")]
+pub struct DurableDir {
+    /// The size of the file system that it is, of which less than a tenth is the file system's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_limit: Option<Quantity>,
+}
+
+impl DurableDir {
+    pub fn bytes(&self) -> u64 {
+        self.size_limit.map_or(DEFAULT_DURABLE_BYTES, Quantity::units)
+    }
+}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -6,7 +6,8 @@ use ate_name::{check_dns_label, check_dns_subdomain};
 
 use crate::path::Problems;
 use crate::{
-    ActorTemplateSpec, Container, EnvSource, EnvVar, FieldPath, HttpGet, SandboxClass, Scope, SecretKey, VolumeMount,
+    ActorTemplateSpec, Container, EnvSource, EnvVar, FieldPath, HttpGet, Quantity, SandboxClass, Scope, SecretKey,
+    VolumeMount,
 };
 
 // Limits of the public schema; a template that exceeds one is refused whole.
@@ -21,6 +22,10 @@ const MAX_READYZ_PATH: usize = 1024;
 // Limits of our own fields.
 const MAX_PORTS: usize = 16;
 const MAX_PULL_SECRETS: usize = 16;
+/// Less, and a file system is hardly more than its own tables.
+const LEAST_DURABLE: u64 = 16 << 20;
+/// A durable directory is one sparse file of its node, and the file systems of most hosts keep none of 16 TiB.
+const MOST_DURABLE: u64 = 8 << 40;
 
 /// The public runtime names the container that holds the sandbox so.
 const RESERVED_CONTAINER: &str = "pause";
@@ -69,9 +74,16 @@ impl ActorTemplateSpec {
             } else if !names.insert(&volume.name) {
                 problems.add(path.field("name"), format!("another volume is already named \"{}\"", volume.name));
             }
-            if volume.durable_dir.is_none() {
+            let Some(durable_dir) = volume.durable_dir else {
                 problems.add(path.clone(), "must have exactly one source: durableDir");
                 continue;
+            };
+            if !(LEAST_DURABLE..=MOST_DURABLE).contains(&durable_dir.bytes()) {
+                let [least, most] = [LEAST_DURABLE, MOST_DURABLE].map(Quantity::from_units);
+                problems.add(
+                    path.field("durableDir").field("sizeLimit"),
+                    format!("must be from {least} to {most}: it is the size of a file system"),
+                );
             }
             durable += 1;
             if durable == 2 {

@@ -139,7 +139,7 @@ fn faults_say_file_line_column_and_field() {
     );
     refused(
         &change("      durableDir: {}", "      durableDir: {size: 1}"),
-        "demo.yaml:46:20: spec.volumes[0].durableDir.size: unknown field: there are none here",
+        "demo.yaml:46:20: spec.volumes[0].durableDir.size: unknown field: known here are sizeLimit",
     );
     refused(&change("  replicas: 5\n", ""), "demo.yaml:14:1: spec.replicas: is required");
     refused(

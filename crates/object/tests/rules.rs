@@ -131,6 +131,13 @@ fn what_is_said_is_what_is_read() {
     assert_eq!((idle.freeze_after, idle.suspend_after.map(|after| after.get().as_secs())), (None, Some(5400)));
     let limits = template("resources: {limits: {cpu: 0.5, memory: 256Mi}}").resources.expect("resources").limits;
     assert_eq!((limits.cpu_millis(), limits.memory_bytes()), (Some(500), Some(256 << 20)));
+    let durable = |limit| {
+        let text = replaced(TEMPLATE, "durableDir: {}", limit);
+        let Object::ActorTemplate(template) = read(&text) else { panic!("not a template") };
+        template.spec.durable_dir().map(|durable| durable.bytes())
+    };
+    assert_eq!(durable("durableDir: {sizeLimit: 64Mi}"), Some(64 << 20));
+    assert_eq!(durable("durableDir: {}"), Some(1 << 30), "one that says nothing is limited too");
     let Object::WorkerPool(pool) =
         read(&inserted(&object("pool"), "spec:", "template: {resources: {limits: {memory: 1Gi}}}"))
     else {

@@ -8,8 +8,9 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 
-/// Most descriptors one message may carry. The kernel's own limit is 253; none of our messages needs more than a few.
-pub const MAX_FDS: usize = 16;
+/// Most descriptors one message may carry. The kernel's own limit is 253; a box of ten containers, which is as many as a
+/// template may have, is made of some thirty.
+pub const MAX_FDS: usize = 48;
 
 const CONTROL_SPACE: usize = rustix::cmsg_space!(ScmRights(MAX_FDS));
 

@@ -297,6 +297,7 @@ impl Node {
         let mut fds = Vec::new();
         fds.extend(memory.as_ref().map(AsFd::as_fd));
         fds.extend(archive.as_ref().map(AsFd::as_fd));
+        fds.extend(archive.as_ref().map(|_| room.as_fd()));
         let command = Command::Capture(link::Capture {
             op: order.op,
             actor: order.actor,

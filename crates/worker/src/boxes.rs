@@ -8,6 +8,7 @@ use ate_sandbox::{Container, Driver, Mount, Reaper, Sandbox, SandboxError, Workl
 use ate_sandbox_gvisor::GvisorDriver;
 use rustix::mount::{UnmountFlags, unmount};
 
+use crate::durable::Durable;
 use crate::identity;
 use crate::link::Prepare;
 use crate::output::{self, Sink};
@@ -23,7 +24,8 @@ pub(crate) struct WarmBox {
 /// Where a box lies in the worker's file system. Dropped after its sandbox has ended, and everything below goes with it.
 pub(crate) struct Place {
     pub(crate) identity: PathBuf,
-    pub(crate) volumes: PathBuf,
+    pub(crate) durable: Option<Durable>,
+    volumes: PathBuf,
     mounts: Vec<PathBuf>,
     /// Open for as long as the box is there: the node evicts nothing that somebody holds open.
     _leases: Vec<OwnedFd>,
@@ -32,7 +34,7 @@ pub(crate) struct Place {
 impl Place {
     fn new(id: &str, leases: Vec<OwnedFd>) -> Self {
         let (identity, volumes) = (Path::new(BOXES).join(id), Path::new(SCRATCH).join(id));
-        Self { identity, volumes, mounts: Vec::new(), _leases: leases }
+        Self { identity, durable: None, volumes, mounts: Vec::new(), _leases: leases }
     }
 
     fn attach(&mut self, parent: &str, name: &str, mount: &OwnedFd) -> Result<PathBuf, SandboxError> {
@@ -104,6 +106,9 @@ pub(crate) async fn make(
         let (reader, writer) = std::io::pipe().map_err(SandboxError::io("make a pipe"))?;
         output::follow(reader.into(), spec.name.clone(), sink.clone());
         stdio.push(OwnedFd::from(writer));
+    }
+    if place.volumes.exists() {
+        place.durable = Some(Durable::open(&place.volumes).map_err(SandboxError::io("open the durable directory"))?);
     }
     let workload = Workload {
         containers,

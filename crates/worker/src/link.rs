@@ -38,13 +38,15 @@ pub struct Call {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Command {
     /// Make a box ready for whoever of this workload comes first. Descriptors: the runtime's directory, then one root
-    /// file system per container, as detached mounts; then whatever must stay open for as long as the box is there.
+    /// file system per container, then the durable directory if there is one, as detached mounts; then whatever must
+    /// stay open for as long as the box is there.
     Prepare(Prepare),
     /// Put an actor into the prepared box. Descriptors: its log file; then, if the source names them, the image and the
     /// archive of the durable directory.
     Activate(Box<Activate>),
-    /// Stop the actor, save it, end its box. Descriptors: memory for the image, a file for the archive. The worker keeps
-    /// hold of both until it is told to [release](Command::Release) them: the node may die before they are stored.
+    /// Stop the actor, save it, end its box. Descriptors: memory for the image; a file for the archive, and one that room
+    /// on the disk is set aside in. The worker keeps hold of image and archive until it is told to
+    /// [release](Command::Release) them: the node may die before they are stored.
     Capture(Capture),
     /// Give back what was captured. Descriptors of the answer: as those of the capture.
     Recall { op: OpId },

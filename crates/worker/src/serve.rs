@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use ate_name::{ActorUid, Generation, OpId};
@@ -18,13 +17,14 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::boxes::{self, Place, WarmBox};
+use crate::durable::Durable;
 use crate::link::{
     Activate, Answer, BoxKind, Call, Capture, Command, Event, Prepare, Recalled, Refusal, Report, Said, Source, Writer,
 };
 use crate::output::Sink;
 use crate::root::Sockets;
 use crate::tenant::{Events, Leaving, Phases, Tenant, memory};
-use crate::{Config, ORPHANED_AFTER, WorkerError, durable, egress, identity, ingress, names, ready};
+use crate::{Config, ORPHANED_AFTER, WorkerError, egress, identity, ingress, names, ready};
 
 /// News not yet told. A tenant produces one per freeze or thaw; a node that is this far behind asks for a report.
 const EVENT_BUFFER: usize = 256;
@@ -284,7 +284,7 @@ impl Worker {
             }
             Err(error) => {
                 let _ = warm.sandbox.destroy().await;
-                drop(warm);
+                clear_away(warm);
                 self.slot.lock().taken = false;
                 Err(Refusal::Failed(error))
             }
@@ -303,9 +303,10 @@ impl Worker {
             Source::Image { data } => (Some(memory(next("image")?).map_err(|error| error.to_string())?), data),
         };
         if data {
-            let (file, volumes) = (File::from(next("archive")?), warm.place.volumes.clone());
-            let extracted = tokio::task::spawn_blocking(move || durable::extract(file, &volumes)).await;
-            extracted
+            let file = File::from(next("archive")?);
+            let durable = warm.place.durable.clone().ok_or("the box has no durable directory")?;
+            let filled = tokio::task::spawn_blocking(move || durable.fill(file)).await;
+            filled
                 .map_err(|error| error.to_string())?
                 .map_err(|error| format!("cannot unpack the durable directory: {error}"))?;
         }
@@ -375,7 +376,7 @@ impl Worker {
             slot.taken = false;
             let place = slot.place.take();
             drop(slot);
-            drop(place);
+            clear_away(place);
         }
     }
 
@@ -391,19 +392,23 @@ impl Worker {
             return Err(Refusal::Captured);
         }
         let tenant = self.tenant(capture.actor, capture.generation).ok_or(Refusal::Stale)?;
-        let (volumes, sink, abort) = {
+        let (durable, sink, abort) = {
             let mut slot = self.slot.lock();
             let abort = slot.captures.entry(capture.op).or_default().clone();
-            let volumes = slot.place.as_ref().map(|place| place.volumes.clone()).unwrap_or_default();
-            (volumes, slot.sink.clone(), abort)
+            (slot.place.as_ref().and_then(|place| place.durable.clone()), slot.sink.clone(), abort)
         };
         let mut fds = fds.into_iter();
         let mut next = |what: &str| fds.next().ok_or_else(|| Refusal::Failed(format!("the node sent no {what}")));
         let mut image = if capture.memory { Some(memory(next("memory")?)?) } else { None };
-        let archive = if capture.data { Some(File::from(next("file")?)) } else { None };
+        let (mut archive, mut to) = (None, None);
+        if capture.data {
+            let (file, room) = (File::from(next("file")?), File::from(next("room")?));
+            let durable = durable.ok_or_else(|| Refusal::Failed("the box has no durable directory".to_owned()))?;
+            to = Some((durable, file.try_clone().map_err(|error| Refusal::Failed(error.to_string()))?, room));
+            archive = Some(file);
+        }
         sink.lifecycle("Actor checkpointing");
         let mut phases = Phases::start();
-        let to = archive.as_ref().map(|archive| (volumes, archive));
         if abort.is_cancelled() {
             return Err(Refusal::Aborted);
         }
@@ -430,7 +435,7 @@ impl Worker {
         tenant: &Tenant,
         leaving: Leaving<'_>,
         image: Option<&mut Memory>,
-        archive: Option<(PathBuf, &File)>,
+        archive: Option<(Durable, File, File)>,
         abort: &CancellationToken,
         phases: &mut Phases,
     ) -> Result<u64, Refusal> {
@@ -442,9 +447,8 @@ impl Worker {
             }
             phases.mark("checkpoint");
         }
-        if let Some((volumes, file)) = archive {
-            let file = file.try_clone();
-            let written = tokio::task::spawn_blocking(move || durable::archive(&volumes, file?)).await;
+        if let Some((durable, file, room)) = archive {
+            let written = tokio::task::spawn_blocking(move || durable.save(file, &room)).await;
             if let Err(error) = written.map_err(std::io::Error::other).flatten() {
                 let why = Refusal::NotSaved(format!("cannot archive the durable directory: {error}"));
                 return Err(leaving.stay(&self.events, why).await);
@@ -464,6 +468,11 @@ impl Worker {
         self.vacate(&tenant);
         Ok(Answer::Done)
     }
+}
+
+/// What a box leaves may be a gigabyte that is still to be written where nobody will read it; nobody waits for that.
+fn clear_away(left: impl Send + 'static) {
+    tokio::task::spawn_blocking(move || drop(left));
 }
 
 fn failed(error: SandboxError) -> Refusal {

@@ -194,6 +194,14 @@ fn checks(facts: &Facts) -> Vec<Check> {
             Check::missing("overlayfs", error, cost, remedy)
         }
     });
+    checks.push(match &facts.durable {
+        Ok(()) => Check::ok("durable", "directories can have a size"),
+        Err(error) => {
+            let cost = "templates with a durableDir do not start";
+            let remedy = "apt-get install e2fsprogs; modprobe -a loop ext4; Linux 5.8 or newer";
+            Check::missing("durable", error, cost, remedy)
+        }
+    });
     checks.push(match &facts.memfd {
         Ok(()) => Check::ok("memfd", "yes"),
         Err(error) => Check::missing("memfd", error, "no actor can be restored", "a kernel with CONFIG_MEMFD_CREATE"),

@@ -61,8 +61,6 @@ struct WorkerArgs {
     #[arg(long)]
     link: PathBuf,
     #[arg(long)]
-    scratch: PathBuf,
-    #[arg(long)]
     root: PathBuf,
     #[arg(long)]
     cgroup: String,
@@ -123,7 +121,6 @@ fn worker(args: WorkerArgs) -> anyhow::Result<()> {
     Ok(ate_worker::run(&ate_worker::Config {
         uid: ate_name::WorkerUid::parse(&args.uid)?,
         link_directory: args.link,
-        scratch_directory: args.scratch,
         root_directory: args.root,
         cgroup: args.cgroup,
         build: BUILD.to_owned(),

@@ -57,6 +57,7 @@ impl Template {
                 .collect(),
             memory_limit: limits.memory_bytes(),
             cpu_limit_millis: limits.cpu_millis(),
+            durable_bytes: spec.durable_dir().map(|durable| durable.bytes()),
             freeze_after: spec.idle.and_then(|idle| idle.freeze_after).map(|after| after.get()),
         })
     }

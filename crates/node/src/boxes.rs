@@ -13,6 +13,8 @@ use std::sync::Arc;
 
 use crate::Node;
 use crate::runtime::Runtime;
+use crate::snapshots::Snapshots;
+use crate::volume::{VolumeError, durable_directory};
 
 /// Blueprints kept: the templates that a node is likely to be asked for next. What they are made of is leased meanwhile.
 const KEPT: usize = 8;
@@ -32,6 +34,7 @@ pub(crate) struct Blueprint {
     containers: Vec<ContainerSpec>,
     memory_limit: Option<u64>,
     cpu_limit_millis: Option<u64>,
+    durable_bytes: Option<u64>,
 }
 
 /// What an actor runs on, written down when it is started or restored: its snapshot will name exactly this.
@@ -119,7 +122,7 @@ impl Node {
         let digests: Vec<_> = images.iter().map(|image| image.digest).collect();
         let must_match = serde_json::to_vec(&(format, &digests, &containers)).expect("plain data");
         let workload_digest = ate_snapshot::Content::of(&must_match).digest;
-        let limits = (workload.memory_limit, workload.cpu_limit_millis);
+        let limits = (workload.memory_limit, workload.cpu_limit_millis, workload.durable_bytes);
         let hashes: BTreeMap<_, _> = assets.iter().map(|(name, asset)| (name, asset.sha256)).collect();
         let all = serde_json::to_vec(&(workload_digest, hashes, limits)).expect("plain data");
         Ok(Blueprint {
@@ -131,6 +134,7 @@ impl Node {
             containers,
             memory_limit: workload.memory_limit,
             cpu_limit_millis: workload.cpu_limit_millis,
+            durable_bytes: workload.durable_bytes,
         })
     }
 
@@ -159,12 +163,19 @@ impl Node {
 }
 
 impl Blueprint {
-    /// The command for a worker, and the descriptors that go with it.
-    pub(crate) fn prepare(&self) -> Result<(link::Command, Vec<OwnedFd>), NodeError> {
+    /// The command for a worker, and the descriptors that go with it. Blocks.
+    pub(crate) fn prepare(&self, snapshots: &Snapshots) -> Result<(link::Command, Vec<OwnedFd>), NodeError> {
         let failed = |error: std::io::Error| NodeError::Failed(format!("cannot lay out a root file system: {error}"));
         let mut fds = vec![ate_sys::detached_bind(self.runtime.path()).map_err(failed)?];
         for image in &self.images {
             fds.push(ate_sys::detached_overlay(&image.layers).map_err(failed)?);
+        }
+        if let Some(bytes) = self.durable_bytes {
+            let made =
+                snapshots.scratch_file().map_err(VolumeError::File).and_then(|file| durable_directory(file, bytes));
+            fds.push(made.map_err(|error| {
+                NodeError::Failed(format!("cannot make a durable directory of {bytes} bytes: {}", chain(&error)))
+            })?);
         }
         fds.extend(self.runtime.leases().map_err(failed)?);
         for image in &self.images {
@@ -175,6 +186,7 @@ impl Blueprint {
             containers: self.containers.clone(),
             memory_limit: self.memory_limit,
             cpu_limit_millis: self.cpu_limit_millis,
+            durable: self.durable_bytes.is_some(),
         };
         Ok((link::Command::Prepare(prepare), fds))
     }

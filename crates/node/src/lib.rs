@@ -3,6 +3,7 @@
 //! ```text
 //!   order ─▶ orders.rs ─┬─▶ boxes.rs       image + runtime ─▶ what a box is made of ─▶ worker: prepare
 //!                       ├─▶ snapshots.rs   disk, durable storage ⇄ memory images (delta, seal)
+//!                       ├─▶ volume.rs      the durable directory of a box: a file system as large as it may become
 //!                       └─▶ workers.rs     start, adopt, watch, stop worker processes
 //! ```
 //!
@@ -18,6 +19,7 @@ mod orders;
 mod runtime;
 mod snapshots;
 mod tier;
+mod volume;
 mod workers;
 
 use std::collections::HashMap;
@@ -31,6 +33,7 @@ use tokio::sync::mpsc;
 
 pub use orders::LocalNode;
 pub use snapshots::SnapshotError;
+pub use volume::{VolumeError, durable_directory};
 
 /// News that the control plane has not taken yet. The rest is in the next report.
 const EVENT_BUFFER: usize = 1024;

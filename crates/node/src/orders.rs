@@ -236,12 +236,14 @@ impl Node {
         InstanceKey::from_bytes(self.config.instance_key).unwrap(&wrapped, actor).map_err(|error| refused(&error))
     }
 
-    async fn ensure_box(&self, handle: &Handle, blueprint: &Blueprint) -> Result<(), NodeError> {
+    async fn ensure_box(self: &Arc<Self>, handle: &Handle, blueprint: &Arc<Blueprint>) -> Result<(), NodeError> {
         let _one = handle.preparing.lock().await;
         if handle.has_box(&blueprint.kind) {
             return Ok(());
         }
-        let (command, fds) = blueprint.prepare()?;
+        let (node, plan) = (Arc::clone(self), Arc::clone(blueprint));
+        let prepared = tokio::task::spawn_blocking(move || plan.prepare(&node.snapshots)).await;
+        let (command, fds) = prepared.map_err(|error| NodeError::Failed(error.to_string()))??;
         handle.link.call(command, &link::borrowed(&fds)).await.map_err(from_link)?;
         handle.add_box(&blueprint.kind, Some(blueprint.template));
         Ok(())
@@ -290,20 +292,18 @@ impl Node {
             }
             false => None,
         };
-        let archive = match workload.has_volumes() {
-            true => Some(self.snapshots.scratch_file().map_err(failed)?),
-            false => None,
-        };
+        let data = workload.durable_bytes.is_some();
+        let archive = if data { Some(self.snapshots.scratch_file().map_err(failed)?) } else { None };
         let mut fds = Vec::new();
         fds.extend(memory.as_ref().map(AsFd::as_fd));
         fds.extend(archive.as_ref().map(AsFd::as_fd));
-        fds.extend(archive.as_ref().map(|_| room.as_fd()));
+        fds.extend(data.then(|| room.as_fd()));
         let command = Command::Capture(link::Capture {
             op: order.op,
             actor: order.actor,
             generation: order.generation,
             memory: order.full,
-            data: workload.has_volumes(),
+            data,
             if_idle: order.if_idle,
         });
         if abort.is_cancelled() {

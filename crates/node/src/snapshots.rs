@@ -85,7 +85,8 @@ impl Snapshots {
         Ok(file)
     }
 
-    /// Where a worker may write an archive that will be stored later; it has no name, so nothing is left of it.
+    /// Where a worker may write an archive that will be stored later, or what a durable directory lies in; it has no name,
+    /// so nothing is left of it.
     pub(crate) fn scratch_file(&self) -> io::Result<File> {
         let fd = rustix::fs::open(
             &self.scratch,

@@ -310,7 +310,7 @@ impl Node {
         rand::fill(&mut random);
         let uid = WorkerUid::from_random(random);
         let directory = self.config.directory.join("workers").join(uid.to_string());
-        for name in ["link", "scratch", "root"] {
+        for name in ["link", "root"] {
             std::fs::create_dir_all(directory.join(name)).map_err(NodeError::io("make a worker's directory"))?;
         }
         let cgroup = self.cgroup(uid);
@@ -324,8 +324,6 @@ impl Node {
             .arg(uid.to_string())
             .arg("--link")
             .arg(directory.join("link"))
-            .arg("--scratch")
-            .arg(directory.join("scratch"))
             .arg("--root")
             .arg(directory.join("root"))
             .arg("--cgroup")

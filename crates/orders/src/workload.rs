@@ -15,14 +15,9 @@ pub struct Workload {
     pub egress: Vec<EgressRule>,
     pub memory_limit: Option<u64>,
     pub cpu_limit_millis: Option<u64>,
+    /// The size of the durable directory in bytes; `None` if nothing of it lives outside the sandbox's memory.
+    pub durable_bytes: Option<u64>,
     pub freeze_after: Option<Duration>,
-}
-
-impl Workload {
-    /// Whether anything of it lives outside the sandbox's memory.
-    pub fn has_volumes(&self) -> bool {
-        self.containers.iter().any(|container| !container.volumes.is_empty())
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,9 +7,11 @@
 //! * [`packet_socket`]: the raw link that a sandbox's network stack sits on;
 //! * [`detached_overlay`], [`detached_bind`]: mounts that exist only as descriptors until a worker attaches them,
 //!   so that a crash leaves none behind;
+//! * [`detached_ext4`]: the same of a file system that is a file, which is how a directory gets a size;
 //! * [`SocketPath`]: unix sockets at paths longer than an address.
 
 mod cgroup;
+mod loopback;
 mod memory;
 pub mod message;
 mod mount;
@@ -18,6 +20,7 @@ mod socket;
 mod tree;
 
 pub use cgroup::{Cgroup, CgroupVersion, Limits};
+pub use loopback::{LoopError, detached_ext4};
 pub use memory::{Mapping, Memory};
 pub use mount::{attach, detached_bind, detached_overlay};
 pub use packet::packet_socket;

@@ -35,6 +35,16 @@ impl Reply {
 
 /// An image reference to the counter, packed into `directory`. The program is built once per test run.
 pub fn counter_image(directory: &Path) -> String {
+    image(&directory.join("counter-image"), &[])
+}
+
+/// The same with `/busybox` in it, which is a shell and everything that goes with it.
+pub fn shell_image(directory: &Path) -> String {
+    let busybox = Content::File { from: "/bin/busybox".into(), to: "busybox".to_owned() };
+    image(&directory.join("shell-image"), &[busybox])
+}
+
+fn image(layout: &Path, more: &[Content]) -> String {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
         let target = repository().join("target/counter");
@@ -42,14 +52,14 @@ pub fn counter_image(directory: &Path) -> String {
         assert!(status.is_ok_and(|status| status.success()), "demos/counter/build failed");
         target
     });
-    let layout = directory.join("counter-image");
     let content = [(Architecture::Amd64, "amd64"), (Architecture::Arm64, "arm64")].map(|(architecture, name)| {
         let from = built.join(name).join("counter");
-        (architecture, vec![Content::File { from, to: "counter".to_owned() }])
+        let counter = Content::File { from, to: "counter".to_owned() };
+        (architecture, [&[counter], more].concat())
     });
     let config = ImageConfig { entrypoint: vec!["/counter".to_owned()], ..ImageConfig::default() };
     let digest =
-        ate_image::pack(&Recipe { config, content: BTreeMap::from(content) }, &layout).expect("the counter packs");
+        ate_image::pack(&Recipe { config, content: BTreeMap::from(content) }, layout).expect("the counter packs");
     format!("oci-layout://{}@sha256:{digest}", layout.display())
 }
 

@@ -16,6 +16,8 @@ pub struct Leaks {
     /// In every hierarchy.
     pub cgroups: Vec<PathBuf>,
     pub sockets: Vec<PathBuf>,
+    /// Devices that stand on a file there, also on one without a name.
+    pub loops: Vec<String>,
     /// Network namespaces that those processes keep.
     pub namespaces: Vec<String>,
 }
@@ -54,6 +56,7 @@ impl Leaks {
         let lines = mounts.values().flat_map(|mounts| mounts.lines());
         leaks.mounts = lines.filter(|line| line.contains(text)).map(str::to_owned).collect();
         leaks.sockets = sockets(directory);
+        leaks.loops = loops(text);
         leaks
     }
 
@@ -69,6 +72,7 @@ impl fmt::Display for Leaks {
         self.mounts.iter().try_for_each(|mount| writeln!(f, "mount {mount}"))?;
         self.cgroups.iter().try_for_each(|cgroup| writeln!(f, "control group {}", cgroup.display()))?;
         self.sockets.iter().try_for_each(|socket| writeln!(f, "socket {}", socket.display()))?;
+        self.loops.iter().try_for_each(|device| writeln!(f, "loop device {device}"))?;
         self.namespaces.iter().try_for_each(|namespace| writeln!(f, "network namespace {namespace}"))
     }
 }
@@ -163,6 +167,15 @@ fn sockets(directory: &Path) -> Vec<PathBuf> {
         }
     }
     found
+}
+
+fn loops(text: &str) -> Vec<String> {
+    let devices = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let stands_on = |device: std::fs::DirEntry| {
+        let file = std::fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+        file.contains(text).then(|| format!("{} on {}", device.file_name().display(), file.trim()))
+    };
+    devices.filter_map(stands_on).collect()
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ mod leaks;
 mod machine;
 mod namespace;
 
-pub use counter::{Reply, counter_image};
+pub use counter::{Reply, counter_image, shell_image};
 pub use leaks::{HostWide, Leaks};
 pub use machine::{Machine, Said, Setting, pool};
 pub use namespace::Namespace;

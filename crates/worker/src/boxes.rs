@@ -12,7 +12,7 @@ use crate::durable::Durable;
 use crate::identity;
 use crate::link::Prepare;
 use crate::output::{self, Sink};
-use crate::root::{BOXES, IMAGES, RUNTIMES, SCRATCH};
+use crate::root::{BOXES, IMAGES, RUNTIMES, VOLUMES};
 
 /// A box without an actor.
 pub(crate) struct WarmBox {
@@ -25,7 +25,6 @@ pub(crate) struct WarmBox {
 pub(crate) struct Place {
     pub(crate) identity: PathBuf,
     pub(crate) durable: Option<Durable>,
-    volumes: PathBuf,
     mounts: Vec<PathBuf>,
     /// Open for as long as the box is there: the node evicts nothing that somebody holds open.
     _leases: Vec<OwnedFd>,
@@ -33,8 +32,7 @@ pub(crate) struct Place {
 
 impl Place {
     fn new(id: &str, leases: Vec<OwnedFd>) -> Self {
-        let (identity, volumes) = (Path::new(BOXES).join(id), Path::new(SCRATCH).join(id));
-        Self { identity, durable: None, volumes, mounts: Vec::new(), _leases: leases }
+        Self { identity: Path::new(BOXES).join(id), durable: None, mounts: Vec::new(), _leases: leases }
     }
 
     fn attach(&mut self, parent: &str, name: &str, mount: &OwnedFd) -> Result<PathBuf, SandboxError> {
@@ -45,7 +43,8 @@ impl Place {
         Ok(at)
     }
 
-    fn mounts(&self, volumes: &BTreeMap<String, String>) -> Result<Vec<Mount>, SandboxError> {
+    /// `durable`: where the durable directory is attached.
+    fn mounts(&self, volumes: &BTreeMap<String, String>, durable: Option<&Path>) -> Result<Vec<Mount>, SandboxError> {
         let mut mounts = vec![
             Mount { source: self.identity.clone(), destination: "/run/ate".into(), writable: false },
             Mount {
@@ -55,7 +54,9 @@ impl Place {
             },
         ];
         for (volume, destination) in volumes {
-            let source = self.volumes.join(volume);
+            // Without it the directory would be in the worker's own root, which is memory.
+            let Some(durable) = durable else { return Err(incomplete("a volume needs a durable directory")) };
+            let source = durable.join(volume);
             std::fs::create_dir_all(&source).map_err(SandboxError::io("make a volume"))?;
             mounts.push(Mount { source, destination: destination.clone(), writable: true });
         }
@@ -70,13 +71,16 @@ impl Drop for Place {
             let _ = unmount(mount, UnmountFlags::DETACH);
             let _ = std::fs::remove_dir(mount);
         }
-        for directory in [&self.identity, &self.volumes] {
-            let _ = std::fs::remove_dir_all(directory);
-        }
+        let _ = std::fs::remove_dir_all(&self.identity);
     }
 }
 
-/// Makes a box. `fds`: the runtime, one root file system per container, and what is to be kept open with the box.
+fn incomplete(message: &str) -> SandboxError {
+    SandboxError::Runtime { what: "prepare a box".to_owned(), message: message.to_owned() }
+}
+
+/// Makes a box. `fds`: the runtime, one root file system per container, the durable directory if there is one, and what is
+/// to be kept open with the box.
 pub(crate) async fn make(
     id: &str,
     cgroup: &str,
@@ -84,16 +88,24 @@ pub(crate) async fn make(
     mut fds: Vec<OwnedFd>,
     reaper: Reaper,
 ) -> Result<WarmBox, SandboxError> {
-    let needed = 1 + prepare.containers.len();
+    let images = 1..1 + prepare.containers.len();
+    let needed = images.end + usize::from(prepare.durable);
     if fds.len() < needed {
-        let message = "a box needs one runtime and one root file system per container".to_owned();
-        return Err(SandboxError::Runtime { what: "prepare a box".to_owned(), message });
+        return Err(incomplete(
+            "a box needs one runtime, one root file system per container, and its durable directory",
+        ));
     }
     let mut place = Place::new(id, fds.split_off(needed));
     identity::blank(&place.identity).map_err(SandboxError::io("write the identity"))?;
     let runtime = place.attach(RUNTIMES, id, &fds[0])?;
+    let mut durable = None;
+    if prepare.durable {
+        let at = place.attach(VOLUMES, id, &fds[images.end])?;
+        place.durable = Some(Durable::open(&at).map_err(SandboxError::io("open the durable directory"))?);
+        durable = Some(at);
+    }
     let (mut containers, mut stdio, sink) = (Vec::new(), Vec::new(), Sink::default());
-    for (index, (spec, image)) in prepare.containers.iter().zip(&fds[1..]).enumerate() {
+    for (index, (spec, image)) in prepare.containers.iter().zip(&fds[images]).enumerate() {
         containers.push(Container {
             name: spec.name.clone(),
             rootfs: place.attach(IMAGES, &format!("{id}.{index}"), image)?,
@@ -101,14 +113,11 @@ pub(crate) async fn make(
             env: spec.env.clone(),
             cwd: spec.cwd.clone(),
             user: spec.user.clone(),
-            mounts: place.mounts(&spec.volumes)?,
+            mounts: place.mounts(&spec.volumes, durable.as_deref())?,
         });
         let (reader, writer) = std::io::pipe().map_err(SandboxError::io("make a pipe"))?;
         output::follow(reader.into(), spec.name.clone(), sink.clone());
         stdio.push(OwnedFd::from(writer));
-    }
-    if place.volumes.exists() {
-        place.durable = Some(Durable::open(&place.volumes).map_err(SandboxError::io("open the durable directory"))?);
     }
     let workload = Workload {
         containers,

@@ -49,8 +49,6 @@ pub struct Config {
     pub uid: WorkerUid,
     /// Sockets, shared with the node.
     pub link_directory: PathBuf,
-    /// On disk, for durable directories; the worker's alone.
-    pub scratch_directory: PathBuf,
     /// An empty directory to build the worker's root on.
     pub root_directory: PathBuf,
     /// The control group whose children the boxes become.

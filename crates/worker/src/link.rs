@@ -75,6 +75,8 @@ pub struct Prepare {
     pub containers: Vec<ContainerSpec>,
     pub memory_limit: Option<u64>,
     pub cpu_limit_millis: Option<u64>,
+    /// Whether a durable directory comes along.
+    pub durable: bool,
 }
 
 /// A container before it has a place: root file system and mounts are the worker's to choose.

@@ -1,4 +1,4 @@
-//! The worker's own root: a small tmpfs with the system's pseudo file systems, the link to the node, and its scratch.
+//! The worker's own root: a small tmpfs with the system's pseudo file systems, and the link to the node.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::{Config, INGRESS_SOCKET, LINK_SOCKET, WorkerError};
 
 /// Paths inside the root.
 pub(crate) const LINK: &str = "/link";
-pub(crate) const SCRATCH: &str = "/scratch";
+pub(crate) const VOLUMES: &str = "/volume";
 pub(crate) const BOXES: &str = "/box";
 pub(crate) const RUNTIMES: &str = "/runtime";
 pub(crate) const IMAGES: &str = "/image";
@@ -57,7 +57,7 @@ pub(crate) fn enter(config: &Config) -> Result<(), WorkerError> {
     mount("tmpfs", root, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, Some(options.as_c_str()))
         .map_err(io("mount the root"))?;
     let inside = |path: &str| root.join(path.trim_start_matches('/'));
-    for path in ["/proc", "/dev", "/sys", "/tmp", "/old", LINK, SCRATCH, BOXES, RUNTIMES, IMAGES] {
+    for path in ["/proc", "/dev", "/sys", "/tmp", "/old", LINK, VOLUMES, BOXES, RUNTIMES, IMAGES] {
         std::fs::create_dir(inside(path)).map_err(WorkerError::io("make a directory of the root"))?;
     }
     for (from, to) in [
@@ -65,7 +65,6 @@ pub(crate) fn enter(config: &Config) -> Result<(), WorkerError> {
         (Path::new("/dev"), "/dev"),
         (Path::new("/sys"), "/sys"),
         (&config.link_directory, LINK),
-        (&config.scratch_directory, SCRATCH),
     ] {
         mount_bind_recursive(from, inside(to)).map_err(io("bind a directory into the root"))?;
     }

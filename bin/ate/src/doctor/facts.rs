@@ -19,6 +19,7 @@ pub(super) struct Facts {
     /// How many there may be of each kind; none if the kernel does not have the kind.
     pub(super) namespaces: BTreeMap<&'static str, Option<u64>>,
     pub(super) overlay: Result<(), String>,
+    pub(super) durable: Result<(), String>,
     pub(super) memfd: Result<(), String>,
     pub(super) anonymous_pages: Knob,
     pub(super) shared_pages: Knob,
@@ -75,6 +76,7 @@ impl Facts {
             tools: tools.collect(),
             namespaces: ["ipc", "mnt", "net", "pid", "user", "uts"].map(|kind| (kind, namespaces(kind))).into(),
             overlay: overlay().map_err(|error| error.to_string()),
+            durable: durable(),
             memfd: ate_sys::Memory::with_capacity("doctor", 4096).map(drop).map_err(|error| error.to_string()),
             anonymous_pages: knob("64K pages", "enabled"),
             shared_pages: knob("64K shared", "shmem_enabled"),
@@ -118,6 +120,12 @@ fn overlay() -> std::io::Result<()> {
     let layers = ["upper", "lower"].map(|name| directory.path().join(name));
     layers.iter().try_for_each(fs::create_dir)?;
     ate_sys::detached_overlay(&layers).map(drop)
+}
+
+/// Makes a small durable directory, as a box gets one. It is in no namespace, has no name, and is gone at once.
+fn durable() -> Result<(), String> {
+    let file = tempfile::tempfile().map_err(|error| error.to_string())?;
+    ate_node::durable_directory(file, 16 << 20).map(drop).map_err(|error| ate_orders::chain(&error))
 }
 
 fn knob(name: &'static str, file: &str) -> Knob {

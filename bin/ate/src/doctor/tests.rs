@@ -18,6 +18,7 @@ fn healthy() -> Facts {
         tools: [("ip", "/sbin/ip".into()), ("nft", "/sbin/nft".into())].into(),
         namespaces: ["mnt", "net", "pid", "user"].map(|kind| (kind, Some(100))).into(),
         overlay: Ok(()),
+        durable: Ok(()),
         memfd: Ok(()),
         anonymous_pages: knob("64K pages"),
         shared_pages: knob("64K shared"),
@@ -71,6 +72,7 @@ fn each_thing_that_is_needed_is_missed_and_its_remedy_told() {
         }),
         after(|facts| facts.overlay = Err("no such device".into())),
         after(|facts| facts.memfd = Err("not implemented".into())),
+        after(|facts| facts.durable = Err("there are no loop devices".into())),
         after(|facts| facts.runtime = Err("not built".into())),
         after(|facts| facts.runtime.as_mut().unwrap().1[0].found = None),
         after(|facts| facts.runtime.as_mut().unwrap().1[0].found = Some(digest(2))),
@@ -79,7 +81,7 @@ fn each_thing_that_is_needed_is_missed_and_its_remedy_told() {
     assert_eq!(remedies[4].remedy, "apt-get install nftables");
     assert!(remedies[3].found.contains("cpuacct"), "version 1 counts processor time in a hierarchy of its own");
     assert_eq!(remedies[6].fixes[0].path, Path::new("/proc/sys/user/max_net_namespaces"));
-    assert!(remedies[11].found.contains("runsc is not what is pinned"));
+    assert!(remedies[12].found.contains("runsc is not what is pinned"));
 }
 
 #[test]

@@ -30,8 +30,9 @@ fn resources(machine: &Machine) -> HashMap<String, usize> {
         counts.insert(format!("descriptors of worker {index}"), entries(format!("/proc/{pid}/fd")));
         counts.insert(format!("mounts of worker {index}"), lines(format!("/proc/{pid}/mounts")));
         counts.insert(format!("files of worker {index}"), files(Path::new(&format!("/proc/{pid}/root/run"))));
-        counts.insert(format!("volumes of worker {index}"), entries(format!("/proc/{pid}/root/scratch")));
+        counts.insert(format!("volumes of worker {index}"), entries(format!("/proc/{pid}/root/volume")));
     }
+    counts.insert("loop devices".to_owned(), ate_testkit::Leaks::of_instance(&machine.data()).loops.len());
     counts.insert("processes of sandboxes".to_owned(), machine.sandbox_pids().len());
     counts.insert("snapshots".to_owned(), manifests(&machine.data().join("node/snapshots")));
     counts.insert("control groups".to_owned(), machine.cgroups());

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ate_testkit::Machine;
+use ate_testkit::{Leaks, Machine, Said, counter_image, pool, shell_image};
 
 use crate::ATE;
 
@@ -47,5 +47,86 @@ async fn an_actor_that_wants_more_memory_than_it_may_have_is_killed_told_of_and_
     let history = machine.history("space", "glutton").await;
     assert!(history.iter().any(|entry| entry.event == "Lost" && entry.detail.contains("out of memory")), "{history:?}");
     assert_eq!(machine.count("space", "bystander").await.memory, 2, "nobody else noticed");
+    machine.stop().await;
+}
+
+/// Runs a script in an actor.
+async fn shell(machine: &Machine, actor: &str, script: &str) -> Said {
+    machine.cli(&["exec", actor, "-a", "space", "--", "/busybox", "sh", "-c", script]).await
+}
+
+/// What a script prints that must succeed.
+async fn told(machine: &Machine, actor: &str, script: &str) -> String {
+    let said = shell(machine, actor, script).await;
+    assert_eq!(said.code, 0, "{script}: {said:?}\n{}", machine.logged());
+    said.stdout.trim().to_owned()
+}
+
+/// Bytes of the devices that durable directories lie on.
+fn volumes(machine: &Machine) -> Vec<u64> {
+    let loops = Leaks::of_instance(&machine.data()).loops;
+    let size = |device: &String| {
+        let name = device.split(' ').next().expect("a name");
+        let sectors = std::fs::read_to_string(format!("/sys/block/{name}/size")).expect("it has a size");
+        sectors.trim().parse::<u64>().expect("a number") * 512
+    };
+    loops.iter().map(size).collect()
+}
+
+#[tokio::test]
+async fn an_actor_that_fills_its_durable_directory_is_told_so_and_sleeps_and_wakes_as_before() {
+    let mut machine = Machine::start(ATE).await;
+    let template = machine
+        .template("counter", "", "")
+        .replace(&counter_image(machine.directory()), &shell_image(machine.directory()))
+        .replace("durableDir: {}", "durableDir: {sizeLimit: 32Mi}");
+    machine.apply(&format!("{}---{template}", pool("counter", 2, ""))).await;
+    machine.ready("demo", "counter").await;
+    machine.create_atespace("space").await;
+    for name in ["glutton", "bystander"] {
+        machine.create_counter("space", name).await;
+        assert_eq!(machine.count("space", name).await.file, 1);
+    }
+    let fill = "cd /data; /busybox dd if=/dev/urandom of=big bs=1M count=64";
+    let said = shell(&machine, "glutton", fill).await;
+    assert!(said.code != 0 && said.stderr.contains("No space left on device"), "{said:?}");
+    let devices = volumes(&machine);
+    assert!(!devices.is_empty() && devices.iter().all(|&size| size == 32 << 20), "the disk is bounded: {devices:?}");
+    let sum = "/busybox md5sum /data/big; /busybox stat -c %s /data/big";
+    let written = told(&machine, "glutton", sum).await;
+    assert!(written.lines().last().and_then(|size| size.parse().ok()).is_some_and(|size: u64| size > 28 << 20));
+    assert_eq!(machine.get("space", "glutton", "/peek").await.0, 200, "it lives");
+    assert_eq!(machine.count("space", "bystander").await.file, 2, "nobody else noticed");
+    for _ in 0..2 {
+        machine.suspend("space", "glutton").await;
+        assert_eq!(told(&machine, "glutton", sum).await, written, "what was full fits again");
+    }
+    told(&machine, "glutton", "/busybox rm /data/big").await;
+    let reply = machine.count("space", "glutton").await;
+    assert_eq!((reply.memory, reply.file), (2, 2), "there is room again: {reply:?}");
+    machine.stop().await;
+    assert_eq!(Leaks::of_instance(&machine.data()).loops, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn no_tree_that_an_actor_can_make_keeps_it_from_being_suspended() {
+    let mut machine = Machine::start(ATE).await;
+    let template = machine
+        .template("counter", "", "")
+        .replace(&counter_image(machine.directory()), &shell_image(machine.directory()));
+    machine.apply(&format!("{}---{template}", pool("counter", 1, ""))).await;
+    machine.ready("demo", "counter").await;
+    machine.create_atespace("space").await;
+    machine.create_counter("space", "digger").await;
+    // From the bottom upwards, and so that no shell has to say where it is: 12000 bytes of path.
+    let name = "n".repeat(200);
+    let sixty_times = |each: &str| format!("cd /data; i=0; while [ $i -lt 60 ]; do {each}; i=$((i+1)); done;");
+    let bury = sixty_times(&format!("/busybox mkdir up; /busybox mv deep up/{name}; /busybox mv up deep"));
+    let dig = sixty_times(&format!("/busybox mv deep/{name} up; /busybox rmdir deep; /busybox mv up deep"));
+    told(&machine, "digger", &format!("cd /data; /busybox mkdir deep; echo treasure > deep/chest; {bury}")).await;
+    told(&machine, "digger", "/busybox truncate -s 1024G /data/hole; /busybox ln /data/hole /data/other").await;
+    machine.suspend("space", "digger").await;
+    assert_eq!(told(&machine, "digger", &format!("{dig} /busybox cat deep/chest")).await, "treasure");
+    assert_eq!(told(&machine, "digger", "/busybox stat -c '%s %h' /data/hole").await, format!("{} 2", 1_u64 << 40));
     machine.stop().await;
 }

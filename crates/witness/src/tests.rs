@@ -1,0 +1,128 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn answered(begun: u64, ended: u64, generation: u64, nonce: u64, count: u64) -> Seen {
+    Seen { actor: "a".into(), begun, ended, what: What::Answered { generation, nonce, count } }
+}
+
+fn suspended(begun: u64, ended: u64, generation: u64) -> Seen {
+    Seen { actor: "a".into(), begun, ended, what: What::Suspended { generation } }
+}
+
+fn unanswered(begun: u64, ended: u64) -> Seen {
+    Seen { actor: "a".into(), begun, ended, what: What::Unanswered }
+}
+
+fn rule(seen: &[Seen]) -> Option<Rule> {
+    examine(seen).err().map(|contradiction| contradiction.rule)
+}
+
+#[test]
+fn a_life_with_a_suspend_and_a_fall_back_is_explained() {
+    let seen = [
+        answered(0, 10, 1, 5, 1),
+        answered(1, 9, 1, 5, 2),
+        suspended(11, 20, 1),
+        answered(21, 30, 2, 5, 3),
+        // Generation 2 was lost with its worker: 3 is gone, and nobody was promised otherwise.
+        answered(31, 40, 3, 5, 3),
+        unanswered(41, 50),
+        answered(51, 60, 3, 5, 5),
+    ];
+    let examined = examine(&seen).unwrap();
+    assert_eq!(examined, Examined { actors: 1, answers: 5, unanswered: 1, suspends: 1, generations: 3 });
+}
+
+#[test]
+fn what_an_acknowledged_suspend_had_may_not_be_gone() {
+    let lost = [answered(0, 1, 1, 5, 1), answered(2, 3, 1, 5, 2), suspended(4, 5, 1), answered(6, 7, 2, 5, 2)];
+    assert_eq!(rule(&lost), Some(Rule::NothingLost));
+    // Counted while the suspend was under way: it may have come too late for it.
+    let late = [answered(0, 1, 1, 5, 1), answered(2, 5, 1, 5, 2), suspended(4, 6, 1), answered(7, 8, 2, 5, 2)];
+    assert_eq!(rule(&late), None);
+}
+
+#[test]
+fn an_older_generation_may_not_answer_after_a_newer_one() {
+    assert_eq!(rule(&[answered(0, 1, 2, 5, 1), answered(2, 3, 1, 5, 2)]), Some(Rule::OneAtATime));
+    // Its answer may be late, if it was asked before.
+    assert_eq!(rule(&[answered(0, 4, 1, 5, 1), answered(1, 3, 2, 5, 1)]), None);
+}
+
+#[test]
+fn two_sandboxes_of_one_generation_are_found_out() {
+    assert_eq!(rule(&[answered(0, 1, 1, 5, 1), answered(2, 3, 1, 6, 2)]), Some(Rule::OneMemory));
+    assert_eq!(rule(&[answered(0, 1, 1, 5, 1), answered(2, 3, 1, 5, 1)]), Some(Rule::CountedOnce));
+    assert_eq!(rule(&[answered(0, 1, 1, 5, 2), answered(2, 3, 1, 5, 1)]), Some(Rule::InOrder));
+}
+
+#[test]
+fn a_count_comes_from_a_request() {
+    assert_eq!(rule(&[answered(0, 1, 1, 5, 2)]), Some(Rule::NothingInvented));
+    assert_eq!(rule(&[unanswered(0, 9), answered(0, 1, 1, 5, 2)]), None);
+}
+
+#[test]
+fn actors_are_apart() {
+    let other = Seen { actor: "b".into(), ..answered(2, 3, 1, 6, 1) };
+    assert_eq!(rule(&[answered(0, 1, 1, 5, 1), other]), None);
+}
+
+/// What a system that keeps its promises lets clients see: steps are requests, suspends and losses, one after the other,
+/// with answers that arrive some time after the step.
+fn honest(steps: &[(u8, u64, u64)]) -> Vec<Seen> {
+    let (mut count, mut stored, mut generation, mut running) = (0, 0, 0, false);
+    let mut seen = Vec::new();
+    for (at, &(step, early, late)) in steps.iter().enumerate() {
+        let at = 100 * at as u64 + 50;
+        let (begun, ended) = (at - early % 50, at + late % 200);
+        match step % 8 {
+            0 if running => {
+                (stored, running) = (count, false);
+                seen.push(suspended(at - early % 50, at + late % 50, generation));
+            }
+            1 if running => (count, running) = (stored, false),
+            2 => {
+                seen.push(unanswered(begun, ended));
+                if running {
+                    count += u64::from(late % 2 == 0);
+                }
+            }
+            _ => {
+                generation += u64::from(!running);
+                running = true;
+                count += 1;
+                seen.push(answered(begun, ended, generation, 5, count));
+            }
+        }
+    }
+    seen
+}
+
+proptest! {
+    #[test]
+    fn an_honest_system_is_never_accused(steps in prop::collection::vec(any::<(u8, u64, u64)>(), 0..60)) {
+        prop_assert_eq!(examine(&honest(&steps)).map(drop), Ok(()));
+    }
+
+    #[test]
+    fn a_request_that_is_forgotten_by_a_suspend_is_found(
+        steps in prop::collection::vec(any::<(u8, u64, u64)>(), 0..40),
+    ) {
+        // An answer, a suspend that is acknowledged, and then a wake from what was there before the answer.
+        let mut seen = honest(&steps);
+        let last = seen.iter().map(|seen| seen.ended).max().unwrap_or(0);
+        let (mut generation, mut count) = (0, 0);
+        for one in &seen {
+            if let What::Answered { generation: g, count: c, .. } = one.what {
+                (generation, count) = (generation.max(g), count.max(c));
+            }
+        }
+        seen.push(unanswered(0, last + 9));
+        seen.push(answered(last + 1, last + 2, generation + 1, 5, count + 1));
+        seen.push(suspended(last + 3, last + 4, generation + 1));
+        seen.push(answered(last + 5, last + 6, generation + 2, 5, count + 1));
+        prop_assert_eq!(rule(&seen), Some(Rule::NothingLost));
+    }
+}

@@ -149,7 +149,8 @@ impl Machine {
         let control =
             Control::new(store.clone(), nodes.clone(), Arc::new(ThisWorld), keys, ate_control::Settings::default());
         control.start().await?;
-        control.recover(&name, &node.adopt().await).await?;
+        node.adopt().await;
+        control.reconcile(&name).await?;
         for config in configs {
             ship(&control, config).await?;
         }
@@ -179,6 +180,7 @@ impl Machine {
 
         let (listener, from) = (Arc::clone(&control), name.clone());
         tokio::spawn(async move { listener.listen(from, events).await });
+        tokio::spawn(Arc::clone(&control).look_after(name.clone()));
         tokio::spawn(Arc::clone(&node).report_regularly());
         tokio::spawn(keep_pools(Arc::clone(&control), Arc::clone(&node)));
         tokio::spawn(Arc::clone(&node).keep_workers());
@@ -311,8 +313,6 @@ async fn keep_pools(control: Arc<Control>, node: Arc<Node>) {
             });
         }
         // A worker that was being started while its pool shrank is seen the next time.
-        if let Ok(Err(_)) = tokio::time::timeout(SURPLUS_EVERY, changes.changed()).await {
-            return;
-        }
+        let _ = tokio::time::timeout(SURPLUS_EVERY, changes.changed()).await;
     }
 }

@@ -1,12 +1,12 @@
-use ate_name::{NodeName, OpId};
+use ate_name::{Generation, NodeName, OpId};
 
-use crate::{Actor, Intent, Lease, Phase, SnapshotRef};
+use crate::{Actor, Intent, Lease, Phase, SnapshotRef, Start};
 
 /// What happens to an actor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A worker is claimed for it: a new generation.
-    Bind { lease: Lease, op: OpId },
+    Bind { lease: Lease, op: OpId, start: Start },
     /// The worker runs it.
     Started { op: OpId },
     /// The worker could not. The attempt is over, the wish is not.
@@ -48,15 +48,15 @@ impl Actor {
         use Phase as P;
         let mut effects = Vec::new();
         self.phase = match (self.phase, event) {
-            (P::Suspended | P::Paused | P::Resuming { lease: None, .. }, E::Bind { lease, op }) => {
+            (P::Suspended | P::Paused | P::Resuming { lease: None, .. }, E::Bind { lease, op, start }) => {
                 self.generation = self.generation.next();
                 effects.push(Effect::ClaimWorker(lease.clone()));
-                P::Resuming { lease: Some(lease), op, failure: None }
+                P::Resuming { lease: Some(lease), op, start, failure: None }
             }
             (P::Resuming { lease: Some(lease), op, .. }, E::Started { op: done }) if op == done => P::Running { lease },
-            (P::Resuming { lease: Some(lease), op, .. }, E::Failed { op: failed, reason }) if op == failed => {
+            (P::Resuming { lease: Some(lease), op, start, .. }, E::Failed { op: failed, reason }) if op == failed => {
                 effects.push(Effect::FreeWorker(lease));
-                P::Resuming { lease: None, op, failure: Some(reason) }
+                P::Resuming { lease: None, op, start, failure: Some(reason) }
             }
             (P::Resuming { lease: None, op, .. }, E::GaveUp { op: given_up }) if op == given_up => {
                 self.snapshots.resting()
@@ -92,16 +92,42 @@ impl Actor {
                 self.snapshots.resting()
             }
             (P::Resuming { lease: None, .. } | P::Saving { .. }, E::Lost) => self.snapshots.resting(),
-            (phase @ (P::Suspended | P::Paused), E::LocalLost { node }) => match &self.snapshots.local {
-                Some((_, holder)) if *holder == node => {
-                    (self.snapshots.local, self.snapshots.uploading) = (None, None);
-                    P::Suspended
+            (phase @ (P::Suspended | P::Paused | P::Resuming { lease: None, .. }), E::LocalLost { node }) => {
+                match &self.snapshots.local {
+                    Some((_, holder)) if *holder == node => {
+                        (self.snapshots.local, self.snapshots.uploading) = (None, None);
+                        if phase == P::Paused { P::Suspended } else { phase }
+                    }
+                    _ => phase,
                 }
-                _ => phase,
-            },
+            }
             _ => return Err(Refused),
         };
         Ok((self, effects))
+    }
+
+    /// Whether an event that was to be applied at `generation` shows in the actor: so that whoever did not hear how a
+    /// write ended can look. `true` also if somebody else applied it.
+    pub fn shows(&self, event: &Event, generation: Generation) -> bool {
+        use Event as E;
+        use Phase as P;
+        match (event, &self.phase) {
+            (E::Bind { op, .. }, P::Resuming { op: shown, .. }) => op == shown,
+            (E::Started { .. } | E::Kept { .. }, P::Running { .. }) => self.generation == generation,
+            (E::Failed { op, .. }, P::Resuming { lease: None, op: shown, .. }) => op == shown,
+            (E::Save { op, .. }, P::Suspending { op: shown, .. }) => op == shown,
+            (E::Captured { op }, P::Saving { op: shown, .. }) => op == shown,
+            (E::Stored { snapshot, .. }, _) => {
+                self.snapshots.local.as_ref().is_some_and(|(local, _)| local.prefix == snapshot.prefix)
+            }
+            (E::Uploaded { prefix }, _) => {
+                self.snapshots.durable.as_ref().is_some_and(|durable| durable.prefix == *prefix)
+            }
+            (E::Lost | E::GaveUp { .. }, P::Suspended | P::Paused) => true,
+            (E::Lost, _) => self.generation > generation,
+            (E::LocalLost { node }, _) => self.snapshots.local.as_ref().is_none_or(|(_, holder)| holder != node),
+            _ => false,
+        }
     }
 }
 

@@ -21,7 +21,7 @@ mod phase;
 mod snapshot;
 
 pub use apply::{Effect, Event, Refused};
-pub use phase::{Intent, Lease, Phase, Status};
+pub use phase::{Intent, Lease, Phase, Start, Status};
 pub use snapshot::{Scope, SnapshotRef, Snapshots};
 
 use ate_name::{ActorKey, ActorUid, Generation, Labels, ObjectKey, OpId, TemplateUid};
@@ -76,6 +76,16 @@ impl Actor {
     /// What is under way with it, and must be taken up by somebody if whoever does it goes away.
     pub fn pending(&self) -> impl Iterator<Item = OpId> {
         self.phase.operation().into_iter().chain(self.snapshots.uploading)
+    }
+
+    /// The snapshots that must not go away: those it can continue from, and the one that is being written.
+    pub fn references(&self) -> impl Iterator<Item = &SnapshotRef> {
+        let being_written = match &self.phase {
+            Phase::Saving { snapshot, .. } => Some(snapshot),
+            _ => None,
+        };
+        let local = self.snapshots.local.as_ref().map(|(snapshot, _)| snapshot);
+        being_written.into_iter().chain(local).chain(&self.snapshots.durable)
     }
 
     /// The worker it holds, if any.

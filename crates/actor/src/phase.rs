@@ -13,6 +13,8 @@ pub enum Phase {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         lease: Option<Lease>,
         op: OpId,
+        #[serde(default)]
+        start: Start,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         failure: Option<String>,
     },
@@ -35,6 +37,19 @@ pub enum Phase {
     },
     /// At rest on a node; nobody waits for its newest state to be anywhere else.
     Paused,
+}
+
+/// Where a wake begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Start {
+    /// At the newest snapshot, else at the golden.
+    #[default]
+    Newest,
+    /// At nothing, unless the actor has a snapshot of its own.
+    Boot,
+    /// As `Newest`, but the workload is asked whether it is up: the trial of a golden snapshot.
+    Trial,
 }
 
 /// Why an actor is saved.

@@ -113,7 +113,7 @@ pub(crate) fn worker(record: &WorkerRecord, version: u64) -> ateapi::Worker {
 
 #[cfg(test)]
 mod tests {
-    use ate_actor::{Event, Intent, Lease, Scope};
+    use ate_actor::{Event, Intent, Lease, Scope, Start};
     use ate_name::{ActorKey, ActorUid, Generation, NodeName, ObjectKey, OpId, TemplateUid, WorkerUid};
     use ateapi::SnapshotType;
 
@@ -149,7 +149,7 @@ mod tests {
             pool: ObjectKey::new("ns", "pool"),
             node: NodeName::new("n"),
         };
-        [Event::Bind { lease, op }, Event::Started { op }]
+        [Event::Bind { lease, op, start: Start::Newest }, Event::Started { op }]
     }
 
     #[test]

@@ -9,15 +9,16 @@ use tokio::sync::broadcast::error::RecvError;
 
 use crate::ledger::Note;
 use crate::records::{
-    HistoryEntry, Read, actor_key, actors_of, atespace_key, encode, history_of, made_from_key, object_key,
+    Forget, HistoryEntry, Read, actor_key, actors_of, atespace_key, encode, history_of, made_from_key, object_key,
+    operation_key,
 };
 use crate::{Code, Control, ControlError};
 
 /// Most records a client gets in one page, as the public API has it.
 pub const MAX_PAGE: usize = 1000;
 
-/// History entries removed per transaction when an actor is deleted.
-const HISTORY_STEP: usize = 100;
+/// How long whoever deletes an actor waits to see that nothing is left of it. What is left then goes later.
+const SEEN_GONE: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// An actor and how often its record was written.
 #[derive(Clone, Debug)]
@@ -146,7 +147,7 @@ impl Control {
         Ok((actors, token))
     }
 
-    pub async fn delete_actor(&self, key: &ActorKey) -> Result<(), ControlError> {
+    pub async fn delete_actor(self: &Arc<Self>, key: &ActorKey) -> Result<(), ControlError> {
         let read = self.actor(key).await?;
         let actor = &read.value;
         if actor.phase.status() != Status::Suspended {
@@ -157,34 +158,18 @@ impl Control {
             .guard(read.record.unchanged())
             .delete(actor_key(key))
             .delete(made_from_key(actor.template_uid, key));
-        self.store.commit(change).await?;
-        // Without its record nothing refers to them any more; and without its key nothing could be read from them.
-        self.forget_all(actor).await;
-        self.forget_history(actor.uid).await
+        self.delete_with(change, actor).await?;
+        Ok(())
     }
 
-    pub(crate) async fn forget_all(&self, actor: &Actor) {
-        let local = actor.snapshots.local.as_ref().map(|(snapshot, _)| snapshot.prefix.clone());
-        let durable = actor.snapshots.durable.as_ref().map(|snapshot| snapshot.prefix.clone());
-        let mut prefixes: Vec<_> = local.into_iter().chain(durable).collect();
-        prefixes.dedup();
-        let node = actor.snapshots.local.as_ref().map(|(_, node)| node.clone()).or_else(|| self.any_node());
-        if let Some(node) = node
-            && let Err(error) = self.nodes.forget(&node, Some(actor.uid), prefixes).await
-        {
-            tracing::warn!(actor = %actor.key, %error, "snapshots of a deleted actor were not removed");
-        }
-    }
-
-    pub(crate) async fn forget_history(&self, uid: ActorUid) -> Result<(), ControlError> {
-        loop {
-            let page = self.store.list(&history_of(uid), None, HISTORY_STEP).await?;
-            if page.records.is_empty() {
-                return Ok(());
-            }
-            let change = page.records.into_iter().fold(Change::new(), |change, record| change.delete(record.key));
-            self.store.commit(change).await?;
-        }
+    /// Deletes an actor's record by the change given. Without it nothing refers to its snapshots any more, and without its
+    /// key nothing could be read from them; they are removed right behind.
+    pub(crate) async fn delete_with(self: &Arc<Self>, change: Change, actor: &Actor) -> Result<(), CommitError> {
+        let (driver, forget) = (self.new_operation(), Forget::all(actor));
+        let ended = actor.pending().fold(change, |change, op| change.delete(operation_key(op)));
+        self.store.commit(self.with_forget(ended, driver.op, forget.clone())).await?;
+        let _ = tokio::time::timeout(SEEN_GONE, self.forget_behind(driver, forget)).await;
+        Ok(())
     }
 
     /// Actors as they are, then as they change. `after` a revision that a change was seen at: only what came later.

@@ -1,6 +1,6 @@
 //! Who runs where, for routers: the present, and then every change.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use ate_actor::{Actor, Phase};
@@ -31,7 +31,7 @@ pub enum AssignmentUpdate {
 }
 
 pub(crate) struct Assignments {
-    current: Mutex<HashMap<ActorKey, Assigned>>,
+    current: Mutex<BTreeMap<ActorKey, Assigned>>,
     changes: broadcast::Sender<AssignmentUpdate>,
 }
 
@@ -55,6 +55,12 @@ impl Assignments {
         }
         current.insert(assigned.key.clone(), assigned.clone());
         let _ = self.changes.send(AssignmentUpdate::Assigned(assigned));
+    }
+
+    /// Releases everybody else.
+    pub(crate) fn keep_only(&self, keys: &std::collections::BTreeSet<ActorKey>) {
+        let others: Vec<_> = self.current.lock().keys().filter(|key| !keys.contains(*key)).cloned().collect();
+        others.iter().for_each(|key| self.release(key));
     }
 
     pub(crate) fn release(&self, key: &ActorKey) {

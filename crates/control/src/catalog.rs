@@ -1,14 +1,13 @@
 //! Templates, pools and configs: in the store, and in memory for whoever needs them at every turn. There are few of them.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ate_name::{ObjectKey, TemplateUid};
 use ate_object::{ActorTemplate, Object, SandboxConfig, WorkerPool};
-use ate_store::{Change, CommitError, Guard, Key, Kind, Prefix, Record};
+use ate_store::{Change, CommitError, Guard, Key, Kind, Prefix, Record, Signal, Waiter};
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
 
 use crate::records::{Read, encode, made_from, object_key};
 use crate::{Code, Control, ControlError};
@@ -61,19 +60,19 @@ pub enum Applied {
 
 #[derive(Default)]
 struct Objects {
-    templates: HashMap<ObjectKey, Arc<Template>>,
-    pools: HashMap<ObjectKey, Arc<WorkerPool>>,
-    configs: HashMap<ObjectKey, Arc<SandboxConfig>>,
+    templates: BTreeMap<ObjectKey, Arc<Template>>,
+    pools: BTreeMap<ObjectKey, Arc<WorkerPool>>,
+    configs: BTreeMap<ObjectKey, Arc<SandboxConfig>>,
 }
 
 pub(crate) struct Catalog {
     objects: RwLock<Objects>,
-    changed: watch::Sender<u64>,
+    changed: Signal,
 }
 
 impl Catalog {
     pub(crate) fn new() -> Self {
-        Self { objects: RwLock::default(), changed: watch::Sender::new(0) }
+        Self { objects: RwLock::default(), changed: Signal::default() }
     }
 
     pub(crate) fn template(&self, key: &ObjectKey) -> Option<Arc<Template>> {
@@ -104,8 +103,8 @@ impl Catalog {
         configs
     }
 
-    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
-        self.changed.subscribe()
+    pub(crate) fn changes(&self) -> Waiter {
+        self.changed.waiter()
     }
 
     /// Takes over what the store says of an object.
@@ -131,7 +130,7 @@ impl Catalog {
             _ => return Ok(()),
         }
         drop(objects);
-        self.changed.send_modify(|count| *count += 1);
+        self.changed.raise();
         Ok(())
     }
 }
@@ -266,7 +265,7 @@ impl Control {
         Ok(applied)
     }
 
-    pub async fn delete_object(&self, kind: ate_object::Kind, name: &ObjectKey) -> Result<(), ControlError> {
+    pub async fn delete_object(self: &Arc<Self>, kind: ate_object::Kind, name: &ObjectKey) -> Result<(), ControlError> {
         let (store_kind, shown) = match kind {
             ate_object::Kind::ActorTemplate => (Kind::Template, "ActorTemplate"),
             ate_object::Kind::WorkerPool => (Kind::Pool, "WorkerPool"),
@@ -280,19 +279,15 @@ impl Control {
             change = change.guard(Guard::Empty(made_from(template.uid)));
             golden = self.golden_at_rest(template).await?;
         }
-        if let Some(golden) = &golden {
-            change = change.guard(golden.record.unchanged()).delete(golden.record.key.clone());
-        }
-        match self.store.commit(change).await {
-            Ok(_) => {
-                self.catalog.take(&key, None)?;
-                // Only now: until the template is gone its actors stand on it.
-                if let Some(golden) = golden {
-                    self.forget_all(&golden.value).await;
-                    self.forget_history(golden.value.uid).await?;
-                }
-                Ok(())
+        let deleted = match &golden {
+            Some(golden) => {
+                let change = change.guard(golden.record.unchanged()).delete(golden.record.key.clone());
+                self.delete_with(change, &golden.value).await
             }
+            None => self.store.commit(change).await.map(drop),
+        };
+        match deleted {
+            Ok(()) => self.catalog.take(&key, None),
             Err(CommitError::Conflict { guard: Guard::Empty(_) }) => Err(ControlError::precondition(format!(
                 "ActorTemplate {name} still has actors: delete them first (`ate get actors -A` lists them)"
             ))),
@@ -322,7 +317,7 @@ impl Control {
     }
 
     /// Says when anything of the catalog has changed.
-    pub fn catalog_changes(&self) -> watch::Receiver<u64> {
+    pub fn catalog_changes(&self) -> Waiter {
         self.catalog.changes()
     }
 
@@ -330,6 +325,7 @@ impl Control {
         &self,
         template: &ObjectKey,
         uid: TemplateUid,
+        guards: impl IntoIterator<Item = Guard>,
         change: impl FnOnce(&mut TemplateStatus),
     ) -> Result<(), ControlError> {
         let key = object_key(Kind::Template, template);
@@ -341,7 +337,8 @@ impl Control {
         }
         change(&mut value.status);
         let bytes = encode(&value);
-        let committed = self.store.commit(Change::new().replace(&read.record, bytes.clone())).await?;
+        let change = guards.into_iter().fold(Change::new(), Change::guard).replace(&read.record, bytes.clone());
+        let committed = self.store.commit(change).await?;
         let version = read.record.version + 1;
         self.catalog
             .take(&key, Some(&Record { key: key.clone(), version, revision: committed.revision, value: bytes.into() }))

@@ -1,6 +1,6 @@
 //! Pools that shrink or go away: workers beyond their number are emptied, then ended.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ impl Control {
     /// Takes workers out of service that are more than their pools want, those first that disturb nobody. They get no
     /// new actor from here on; [`Control::empty`] says when they can be ended.
     pub fn take_surplus(&self, node: &NodeName) -> Vec<WorkerUid> {
-        let wanted: HashMap<ObjectKey, usize> =
+        let wanted: BTreeMap<ObjectKey, usize> =
             self.pools().iter().map(|pool| (pool.metadata.key(), pool.spec.replicas as usize)).collect();
         let mut fleet = self.fleet.lock();
-        let mut here: HashMap<ObjectKey, Vec<(u8, WorkerUid)>> = HashMap::new();
+        let mut here: BTreeMap<ObjectKey, Vec<(u8, WorkerUid)>> = BTreeMap::new();
         for worker in fleet.iter().filter(|worker| worker.lease.node == *node) {
             let disturbs = match worker.state {
                 State::Draining => continue,

@@ -48,6 +48,19 @@ impl ControlError {
         Self::new(Code::Aborted, "another operation is in progress for this actor")
     }
 
+    pub(crate) fn stopping() -> Self {
+        Self::new(Code::Unavailable, "the server is stopping")
+    }
+
+    fn store_away() -> Self {
+        Self::new(Code::Unavailable, "the store is unavailable, please retry")
+    }
+
+    /// Nothing is known of how it ended: read to find out.
+    pub(crate) fn is_store_away(&self) -> bool {
+        *self == Self::store_away()
+    }
+
     pub(crate) fn is_conflict(&self) -> bool {
         *self == Self::conflict()
     }
@@ -57,7 +70,7 @@ impl From<Fault> for ControlError {
     fn from(fault: Fault) -> Self {
         tracing::error!(%fault, "the store failed");
         match fault {
-            Fault::Unavailable { .. } => Self::new(Code::Unavailable, "the store is unavailable, please retry"),
+            Fault::Unavailable { .. } => Self::store_away(),
             Fault::Corrupt { .. } => Self::new(Code::Internal, "the store is corrupt: see the server's log"),
         }
     }

@@ -1,6 +1,6 @@
 //! Follows the store's feed, so that every replica knows of every change, whoever made it.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::{Control, ControlError};
 
 #[derive(Default)]
 pub(crate) struct Follower {
-    waiting: Mutex<HashMap<ActorKey, Arc<Notify>>>,
-    ingress: Mutex<HashMap<WorkerUid, PathBuf>>,
+    waiting: Mutex<BTreeMap<ActorKey, Arc<Notify>>>,
+    ingress: Mutex<BTreeMap<WorkerUid, PathBuf>>,
 }
 
 impl Follower {
@@ -34,6 +34,11 @@ impl Follower {
                 waiting.remove(key);
             }
         }
+    }
+
+    /// Something may have changed that nobody was told of.
+    pub(crate) fn all_changed(&self) {
+        self.waiting.lock().values().for_each(|notify| notify.notify_waiters());
     }
 
     pub(crate) fn ingress(&self, worker: WorkerUid) -> Option<PathBuf> {
@@ -81,13 +86,20 @@ impl Control {
             }
             Kind::Worker => {
                 if let Some(record) = record {
-                    let worker = Read::<WorkerRecord>::decode(record.clone())?.value;
-                    self.follower.set_ingress(worker.lease.worker, Some(worker.ingress));
+                    self.note_worker(&Read::<WorkerRecord>::decode(record.clone())?.value);
                 } else if let Ok(worker) = WorkerUid::parse(key.path()) {
-                    self.follower.set_ingress(worker, None);
+                    self.forget_worker(worker);
                 }
             }
             Kind::Template | Kind::Pool | Kind::Config => self.catalog.take(key, record)?,
+            Kind::Node => match record {
+                Some(record) => self.note_node(record)?,
+                None => self.known_nodes.forget(&ate_name::NodeName::new(key.path())),
+            },
+            Kind::Replica => match record {
+                Some(record) => self.note_replica(record)?,
+                None => self.forget_replica(key.path()),
+            },
             _ => {}
         }
         Ok(())

@@ -2,65 +2,108 @@
 
 use std::sync::Arc;
 
-use ate_actor::{Actor, Intent, Phase};
-use ate_name::{ActorKey, ActorName, AtespaceName, GOLDEN_ATESPACE};
+use ate_actor::{Actor, Intent, Phase, Start};
+use ate_name::{ActorKey, ActorName, AtespaceName, GOLDEN_ATESPACE, ObjectKey, OpId, TemplateUid};
+use ate_store::{Change, CommitError};
 use tokio::time::Instant;
 
 use crate::catalog::{Template, TemplatePhase};
-use crate::records::Read;
-use crate::resume::From;
+use crate::drive::Driver;
+use crate::records::{Job, Read, encode, operation_key};
 use crate::{Code, Control, ControlError};
+
+/// A golden snapshot is tried so often when what goes wrong is not the template's.
+const TRIES: usize = 3;
 
 impl Control {
     /// Makes goldens for templates that have none, for as long as this is polled.
-    pub(crate) async fn make_goldens(self: Arc<Self>) {
+    pub(crate) async fn make_goldens(self: &Arc<Self>) {
         let mut changes = self.catalog.changes();
-        let mut begun = std::collections::HashSet::new();
         loop {
             for template in self.catalog.templates() {
-                let over = matches!(template.status.phase, TemplatePhase::Ready | TemplatePhase::Failed);
-                if !over && begun.insert(template.uid) {
-                    let control = Arc::clone(&self);
-                    self.tasks.spawn(async move { control.make_golden(template).await });
+                if !is_over(&template)
+                    && let Err(error) = self.begin_golden(&template).await
+                {
+                    tracing::warn!(template = %template.object.metadata.key(), %error, "its golden snapshot cannot be begun yet");
                 }
             }
-            if changes.changed().await.is_err() {
-                return;
+            tokio::select! {
+                biased;
+                () = changes.changed() => {}
+                // What could not be begun is tried again.
+                () = tokio::time::sleep(self.settings.sweep) => {}
             }
         }
     }
 
-    async fn make_golden(self: Arc<Self>, template: Arc<Template>) {
-        let (key, uid) = (template.object.metadata.key(), template.uid);
-        let made = tokio::select! {
-            made = self.golden(&template) => made,
-            () = self.stopping.cancelled() => return,
+    /// One operation per template, whichever replica is first; those that are cut off are taken over like any other.
+    async fn begin_golden(self: &Arc<Self>, template: &Template) -> Result<(), ControlError> {
+        let op = OpId::from_bytes(*template.uid.as_bytes());
+        let Some(driver) = self.driver(op) else { return Ok(()) };
+        let key = template.object.metadata.key();
+        let record = self.operation(op, Job::Golden(key.clone()));
+        match self.store.commit(Change::new().create(operation_key(op), encode(&record))).await {
+            Ok(_) => {}
+            Err(CommitError::Conflict { .. }) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+        let control = Arc::clone(self);
+        self.tasks.spawn(async move {
+            if let Err(error) = control.drive_golden(&driver, &key).await {
+                tracing::warn!(template = %key, %error, "the golden snapshot is not made yet");
+            }
+        });
+        Ok(())
+    }
+
+    pub(crate) async fn drive_golden(self: &Arc<Self>, driver: &Driver, key: &ObjectKey) -> Result<(), ControlError> {
+        let uid = TemplateUid::from_bytes(*driver.op.as_bytes());
+        let Some(template) = self.catalog.template_by_uid(uid) else { return self.close(driver.op).await };
+        if is_over(&template) {
+            return self.close(driver.op).await;
+        }
+        let mut tries = 0;
+        let made = loop {
+            let made = tokio::select! {
+                biased;
+                () = self.stopping.cancelled() => return Ok(()),
+                made = self.golden(&template) => made,
+            };
+            tries += 1;
+            match made {
+                // The driver ends, the operation stays: whoever finds it begins anew.
+                Err(error) if error.is_store_away() => return Err(error),
+                // A worker that went away says nothing about the template.
+                Err(error) if matches!(error.code, Code::Aborted | Code::Unavailable) && tries < TRIES => {
+                    tracing::warn!(template = %key, %error, "making the golden snapshot anew");
+                }
+                other => break other,
+            }
         };
-        let written = match made {
-            Ok(()) => Ok(()),
-            Err(error) if error.code == Code::NotFound => return,
+        match made {
+            Ok(()) => {}
+            // Deleted meanwhile.
+            Err(error) if error.code == Code::NotFound => {}
             Err(error) => {
                 tracing::warn!(template = %key, %error, "the golden snapshot could not be made");
-                self.set_status(&key, uid, |status| {
+                self.set_status(key, uid, [], |status| {
                     status.phase = TemplatePhase::Failed;
                     status.reason = error.text.clone();
                 })
-                .await
+                .await?;
             }
-        };
-        if let Err(error) = written {
-            tracing::warn!(template = %key, %error, "a template's status could not be written");
         }
+        self.close(driver.op).await
     }
 
     async fn golden(self: &Arc<Self>, template: &Arc<Template>) -> Result<(), ControlError> {
         let (name, uid) = (template.object.metadata.key(), template.uid);
         let actor = golden_actor(template);
-        let phase = |phase| self.set_status(&name, uid, move |status| status.phase = phase);
+        let phase = |phase| self.set_status(&name, uid, [], move |status| status.phase = phase);
         phase(TemplatePhase::ResumeGoldenActor).await?;
         self.start_over(&actor, template).await?;
         let read = self.actor(&actor).await?;
-        self.wake(read, From::Boot, far_away(), true).await?;
+        self.wake(read, Start::Boot, far_away(), true).await?;
         phase(TemplatePhase::WaitGoldenActor).await?;
         if !template.tells_readiness() {
             tokio::time::sleep(self.settings.golden_warm_up).await;
@@ -69,12 +112,17 @@ impl Control {
         let golden = saved.snapshots.durable.clone();
         phase(TemplatePhase::TrialGoldenActor).await?;
         let read = self.actor(&actor).await?;
-        self.wake(read, From::Trial, far_away(), true).await.map_err(|error| {
+        self.wake(read, Start::Trial, far_away(), true).await.map_err(|error| {
             ControlError::new(error.code, format!("its snapshot does not come back to life: {}", error.text))
         })?;
         let generation = self.actor(&actor).await?.value.generation;
         self.end_trial(&actor, generation).await?;
-        self.set_status(&name, uid, move |status| {
+        // Only together with the very actor whose snapshot it is: somebody else may be making it anew.
+        let made = self.actor(&actor).await?;
+        if made.value.snapshots.durable != golden {
+            return Err(ControlError::conflict());
+        }
+        self.set_status(&name, uid, [made.record.unchanged()], move |status| {
             status.phase = TemplatePhase::Ready;
             status.reason.clear();
             status.golden = golden;
@@ -84,6 +132,9 @@ impl Control {
 
     /// Whatever an earlier try has left is taken away; the golden actor is made anew under the same name.
     async fn start_over(self: &Arc<Self>, actor: &ActorKey, template: &Template) -> Result<(), ControlError> {
+        if self.catalog.template_by_uid(template.uid).is_none_or(|template| is_over(&template)) {
+            return Err(ControlError::conflict());
+        }
         match self.create_atespace(&actor.atespace).await {
             Err(error) if error.code != Code::AlreadyExists => return Err(error),
             _ => {}
@@ -148,6 +199,10 @@ impl Control {
             Err(error) => Err(error),
         }
     }
+}
+
+fn is_over(template: &Template) -> bool {
+    matches!(template.status.phase, TemplatePhase::Ready | TemplatePhase::Failed)
 }
 
 /// One name per template, so that a try that was cut off is found again.

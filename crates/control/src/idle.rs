@@ -1,6 +1,6 @@
 //! The idle policy: who has had no request for long enough is put to rest.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ const REMEMBERED: usize = 10_000;
 
 /// Actors that could not be put to rest, and until when they are not asked again.
 #[derive(Debug, Default)]
-pub(crate) struct Unwilling(HashMap<ActorKey, (Instant, Duration)>);
+pub(crate) struct Unwilling(BTreeMap<ActorKey, (Instant, Duration)>);
 
 impl Unwilling {
     pub(crate) fn note(&mut self, key: &ActorKey, now: Instant) {

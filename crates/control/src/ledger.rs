@@ -3,12 +3,15 @@
 use std::collections::BTreeSet;
 
 use ate_actor::{Actor, Effect, Event};
+use std::sync::Arc;
+
 use ate_name::{ActorKey, ObjectKey};
 use ate_orders::Phase;
 use ate_store::Change;
 
+use crate::drive::Patience;
 use crate::records::{
-    Assignee, HISTORY_KEPT, HistoryEntry, OperationRecord, Read, WorkerRecord, actor_key, encode, history_key,
+    Assignee, Forget, HISTORY_KEPT, HistoryEntry, Job, Read, WorkerRecord, actor_key, encode, history_key,
     operation_key, worker_key,
 };
 use crate::{Control, ControlError};
@@ -48,7 +51,7 @@ impl Control {
     /// Applies an event to an actor as it was read. `Aborted` means that somebody was faster, or that the event belongs to
     /// the past: read again and decide anew.
     pub(crate) async fn transition(
-        &self,
+        self: &Arc<Self>,
         read: &Read<Actor>,
         event: Event,
         note: Note,
@@ -63,22 +66,64 @@ impl Control {
             change = change.delete(operation_key(op));
         }
         for &op in after.difference(&before) {
-            let record = OperationRecord {
-                op,
-                actor: actor.key.clone(),
-                started: self.world.now(),
-                unknown: Default::default(),
-            };
+            let record = self.operation(op, Job::Actor(actor.key.clone()));
             change = change.put(operation_key(op), encode(&record));
+        }
+        let forget = Forget::between(&read.value, &actor).map(|forget| (self.new_operation(), forget));
+        if let Some((driver, forget)) = &forget {
+            change = self.with_forget(change, driver.op, forget.clone());
         }
         let worker = actor.lease().or(read.value.lease()).map(|lease| lease.pod.clone());
         change = self.with_history(change, &actor, read.record.version + 1, worker, note);
         let committed = self.store.commit(change).await?;
+        if let Some((driver, forget)) = forget {
+            drop(self.forget_behind(driver, forget));
+        }
         let mut record = read.record.clone();
         record.version += 1;
         record.revision = committed.revision;
         record.value = encode(&actor).into();
         Ok(Read { record, value: actor })
+    }
+
+    /// Writes down a step of an operation, however often that takes. A conflict means that the operation is over: somebody
+    /// else brought it to its end, or the actor has moved on.
+    pub(crate) async fn settle(
+        self: &Arc<Self>,
+        mut read: Read<Actor>,
+        event: Event,
+        note: Note,
+    ) -> Result<Read<Actor>, ControlError> {
+        let (uid, generation) = (read.value.uid, read.value.generation);
+        let judged = read.value.phase.clone();
+        let mut patience = Patience::new();
+        loop {
+            if read.value.clone().apply(event.clone()).is_err() {
+                return Err(ControlError::conflict());
+            }
+            match self.transition(&read, event.clone(), note.clone()).await {
+                Err(error) if error.is_conflict() => {}
+                Err(error) if error.is_store_away() => patience.wait(self).await?,
+                other => return other,
+            }
+            read = loop {
+                match self.actor(&read.value.key).await {
+                    Err(error) if error.is_store_away() => patience.wait(self).await?,
+                    other => break other?,
+                }
+            };
+            if read.value.uid != uid {
+                return Err(ControlError::conflict());
+            }
+            if read.value.shows(&event, generation) {
+                return Ok(read);
+            }
+            // What is lost was judged in one phase, and is not lost if somebody else has brought it to the next.
+            let moved_on = event == Event::Lost && read.value.phase != judged;
+            if read.value.generation != generation || moved_on {
+                return Err(ControlError::conflict());
+            }
+        }
     }
 
     pub(crate) fn with_history(

@@ -2,7 +2,8 @@
 //!
 //! The store holds the truth, one record per actor and worker. An operation begins with one durable transaction that says
 //! what is intended (and binds actor and worker), then gives the node an order, then settles the result with one more.
-//! Whatever is cut off in between is found by its operation record and brought to an end by [`Control::recover`].
+//! Whatever is cut off in between is found by its operation record and brought to an end, by whichever replica finds it
+//! (`drive.rs`).
 //!
 //! ```text
 //!   ResumeActor, Activate ─▶ resume.rs ─┐                        ┌─▶ store: actor + worker + operation + history
@@ -16,13 +17,17 @@ mod assignments;
 mod atespaces;
 mod catalog;
 mod drain;
+mod drive;
 mod error;
 mod follow;
+mod forget;
 mod golden;
 mod idle;
 mod ledger;
+mod nodes;
 mod records;
 mod recover;
+mod replicas;
 mod resume;
 mod save;
 mod watch;
@@ -41,7 +46,9 @@ pub use actors::{ActorChange, Changed, MAX_PAGE, Versioned, status_name, usable}
 pub use assignments::{Assigned, AssignmentUpdate};
 pub use catalog::{Applied, Template, TemplatePhase, TemplateStatus};
 pub use error::{Code, ControlError};
-pub use records::{Assignee, HistoryEntry, WorkerRecord};
+pub use nodes::Renewal;
+pub use records::{Assignee, HistoryEntry, NodeRecord, WorkerRecord};
+pub use replicas::Replicas;
 
 /// What the outside world gives: time and chance. A simulation gives its own.
 pub trait World: Send + Sync {
@@ -63,6 +70,16 @@ pub struct Settings {
     pub failed_resume_visible: Duration,
     /// How long a template without readiness probes runs before its golden snapshot is taken.
     pub golden_warm_up: Duration,
+    /// How often operations that nobody drives are looked for.
+    pub sweep: Duration,
+    /// How often a node's workers are compared with the store.
+    pub reconcile: Duration,
+    /// A node that registered and has been silent for so long is given up: its actors go on elsewhere. Nodes stop serving
+    /// sooner.
+    pub node_lease: Duration,
+    /// How long after that what only the node has, a snapshot that is not durable yet, is waited for.
+    pub node_grace: Duration,
+    pub replicas: Replicas,
 }
 
 impl Default for Settings {
@@ -71,6 +88,11 @@ impl Default for Settings {
             park: Duration::from_secs(30),
             failed_resume_visible: Duration::from_secs(10),
             golden_warm_up: Duration::from_secs(20),
+            sweep: Duration::from_secs(1),
+            reconcile: Duration::from_secs(10),
+            node_lease: Duration::from_secs(15),
+            node_grace: Duration::from_secs(60),
+            replicas: Replicas::Alone,
         }
     }
 }
@@ -81,15 +103,20 @@ pub struct Control {
     world: Arc<dyn World>,
     keys: Arc<dyn Keys>,
     settings: Settings,
+    /// This process among those of the control plane.
+    replica: ate_name::ReplicaId,
+    beats: replicas::Beats<ate_name::ReplicaId, u64>,
+    known_nodes: replicas::Beats<ate_name::NodeName, NodeRecord>,
+    driving: drive::Driving,
     catalog: catalog::Catalog,
     fleet: Mutex<Fleet>,
+    /// Workers that this process is about to bind.
+    reserved: Mutex<std::collections::BTreeSet<ate_name::WorkerUid>>,
     /// Wakes those who wait for a free worker.
     freed: tokio::sync::Notify,
     /// Actors that were frozen or thawed: nothing that is written down, but watchers want to see it.
     stirred: tokio::sync::broadcast::Sender<ate_name::ActorKey>,
     unwilling: Mutex<idle::Unwilling>,
-    /// Wakes that callers have been told of and that are not written down yet.
-    told: Mutex<std::collections::HashSet<ate_name::OpId>>,
     follower: follow::Follower,
     assignments: assignments::Assignments,
     /// Operations and watchers under way; awaited on shutdown.

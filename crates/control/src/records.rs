@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use ate_actor::{Actor, Lease};
-use ate_name::{ActorKey, ActorUid, AtespaceName, Generation, ObjectKey, OpId, TemplateUid, WorkerUid};
+use ate_name::{
+    ActorKey, ActorUid, AtespaceName, Generation, NodeName, ObjectKey, OpId, ReplicaId, SessionId, TemplateUid,
+    WorkerUid,
+};
 use ate_orders::Phase;
 use ate_store::{Key, Kind, Prefix, Record};
 use serde::de::DeserializeOwned;
@@ -63,13 +66,50 @@ pub(crate) struct AtespaceRecord {
     pub(crate) unknown: Unknown,
 }
 
-/// Something is under way with an actor. Whoever finds one after a crash looks at the actor and brings it to an end.
+/// Something is under way. Whoever finds one that nobody drives brings it to an end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct OperationRecord {
     pub(crate) op: OpId,
-    pub(crate) actor: ActorKey,
+    pub(crate) job: Job,
+    /// Who drives it.
+    pub(crate) owner: ReplicaId,
     pub(crate) started: jiff::Timestamp,
+    /// How often somebody else went on with it.
+    #[serde(default)]
+    pub(crate) taken_over: u32,
+    #[serde(flatten)]
+    pub(crate) unknown: Unknown,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Job {
+    /// What the phase of an actor, or its upload, says.
+    Actor(ActorKey),
+    /// Remove what nobody refers to any more.
+    Forget(Forget),
+    /// Make the golden snapshot of a template.
+    Golden(ObjectKey),
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Forget {
+    /// The actor itself is gone: its history and its log go too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) gone: Option<ActorUid>,
+    /// The node that has them on its disk, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) node: Option<NodeName>,
+    pub(crate) prefixes: Vec<String>,
+}
+
+/// A process of the control plane, and how often it has said that it lives.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ReplicaRecord {
+    pub(crate) beat: u64,
     #[serde(flatten)]
     pub(crate) unknown: Unknown,
 }
@@ -89,6 +129,21 @@ pub struct HistoryEntry {
     pub phases: Vec<Phase>,
     #[serde(default)]
     pub snapshot_bytes: u64,
+}
+
+/// A node that registered, and how often it has said that it lives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeRecord {
+    pub session: SessionId,
+    pub beat: u64,
+    /// Where it takes orders.
+    pub endpoint: String,
+    /// It was silent for too long. Its actors are others' now, and this session is over.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub given_up: bool,
+    #[serde(flatten)]
+    pub unknown: Unknown,
 }
 
 /// How much of an actor's past is kept; older entries go when newer ones come.
@@ -112,6 +167,14 @@ pub(crate) fn atespace_key(name: &AtespaceName) -> Key {
 
 pub(crate) fn operation_key(op: OpId) -> Key {
     named(Kind::Operation, [op.to_string()])
+}
+
+pub(crate) fn replica_key(replica: ReplicaId) -> Key {
+    named(Kind::Replica, [replica.to_string()])
+}
+
+pub(crate) fn node_key(node: &NodeName) -> Key {
+    named(Kind::Node, [node.as_str()])
 }
 
 pub(crate) fn history_key(actor: ActorUid, version: u64) -> Key {

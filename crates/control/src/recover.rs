@@ -1,133 +1,138 @@
-//! After a start: what was under way is brought to an end, whoever began it.
+//! What the store says of a node's workers, and what the node says: made one again.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ate_actor::{Event, Phase};
-use ate_name::NodeName;
-use ate_orders::{Hosted, WorkerReport};
-use ate_store::{Kind, Prefix};
+use ate_actor::{Actor, Event, Phase};
+use ate_name::{NodeName, OpId, WorkerUid};
+use ate_orders::{Hosted, Identity, NodeError, NodeReport, WorkerReport};
+use ate_snapshot::SnapshotKey;
 
 use crate::ledger::Note;
-use crate::records::{Assignee, OperationRecord, Read, operation_key, worker_key};
-use crate::{Control, ControlError};
-
-/// Records read per step.
-const STEP: usize = 500;
+use crate::records::{Read, WorkerRecord, operation_key};
+use crate::{Code, Control, ControlError};
 
 impl Control {
-    /// Compares what the store says with what the node has. `reports` are all workers that are alive on the node.
-    pub async fn recover(self: &Arc<Self>, node: &NodeName, reports: &[WorkerReport]) -> Result<(), ControlError> {
-        for report in reports {
+    /// Compares a node's workers with the store: takes in who is new, gives up who is gone, and ends what has no right to
+    /// be there. May be done at any time and by anyone. `Ok(false)`: the node did not answer.
+    pub async fn reconcile(self: &Arc<Self>, node: &NodeName) -> Result<bool, ControlError> {
+        // In this order: an actor that was said to run before the node was asked must be found there, and whoever was
+        // told to leave or to come meanwhile has changed the record that the verdict is guarded by.
+        let mut expected = BTreeMap::new();
+        for (worker, _) in self.list_workers().await?.into_iter().filter(|(worker, _)| worker.lease.node == *node) {
+            let actor = match &worker.assigned {
+                Some(assignee) => self.actor_if_any(&assignee.key).await?,
+                None => None,
+            };
+            expected.insert(worker.lease.worker, (worker, actor));
+        }
+        let NodeReport { workers: reports, holding, only_here } = match self.nodes.report(node).await {
+            Ok(report) => report,
+            Err(error @ (NodeError::Unreachable(_) | NodeError::UnknownNode(_))) => {
+                tracing::debug!(%node, %error, "a node cannot be asked");
+                return Ok(false);
+            }
+            Err(error) => return Err(ControlError::new(Code::Unavailable, error.to_string())),
+        };
+        let found: BTreeMap<WorkerUid, &WorkerReport> = reports.iter().map(|report| (report.worker, report)).collect();
+        for report in &reports {
             self.worker_up(node, report).await?;
         }
-        self.drop_dead_workers(node, reports).await?;
-        self.end_operations().await?;
-        for report in reports {
-            self.reconcile_worker(node, report).await?;
+        for (uid, (worker, actor)) in expected {
+            match found.get(&uid) {
+                None => self.worker_gone(uid, "its worker is gone").await?,
+                Some(report) => self.check_tenant(&worker, actor, report).await?,
+            }
+        }
+        for report in &reports {
+            if let Some(Hosted { identity, .. }) = &report.hosted {
+                self.check_right(node, report.worker, identity).await?;
+            }
+        }
+        for op in holding {
+            self.check_image(node, op).await?;
+        }
+        for prefix in only_here {
+            self.check_snapshot(node, prefix).await?;
+        }
+        self.take_reports(&reports);
+        Ok(true)
+    }
+
+    async fn actor_if_any(&self, key: &ate_name::ActorKey) -> Result<Option<Read<Actor>>, ControlError> {
+        match self.actor(key).await {
+            Ok(read) => Ok(Some(read)),
+            Err(error) if error.code == Code::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whoever runs in a worker by the record must be there. Those on their way in or out are their operation's business.
+    async fn check_tenant(
+        self: &Arc<Self>,
+        worker: &WorkerRecord,
+        actor: Option<Read<Actor>>,
+        report: &WorkerReport,
+    ) -> Result<(), ControlError> {
+        let Some(assignee) = &worker.assigned else { return Ok(()) };
+        let here = report.hosted.as_ref().is_some_and(|Hosted { identity, .. }| {
+            identity.uid == assignee.uid && identity.generation == assignee.generation
+        });
+        let Some(read) = actor.filter(|_| !here) else { return Ok(()) };
+        let runs = matches!(&read.value.phase, Phase::Running { lease } if lease.worker == worker.lease.worker);
+        if !runs || read.value.generation != assignee.generation {
+            return Ok(());
+        }
+        let note = Note::because("Lost", "it was not found in its worker");
+        match self.transition(&read, Event::Lost, note).await {
+            // It has changed since: the next look decides.
+            Err(error) if error.is_conflict() => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
+    /// An image is kept for the operation that will store it, and for nobody else.
+    async fn check_image(&self, node: &NodeName, op: OpId) -> Result<(), ControlError> {
+        if self.store.get(&operation_key(op)).await?.is_none() {
+            tracing::info!(%op, %node, "an image that nobody will store is let go");
+            let _ = self.nodes.release(node, op).await;
         }
         Ok(())
     }
 
-    async fn drop_dead_workers(self: &Arc<Self>, node: &NodeName, alive: &[WorkerReport]) -> Result<(), ControlError> {
-        for (worker, _) in self.list_workers().await? {
-            let uid = worker.lease.worker;
-            if worker.lease.node == *node && !alive.iter().any(|report| report.worker == uid) {
-                self.worker_gone(uid, "its worker did not survive").await?;
-            }
+    /// A snapshot that is nowhere else is kept for the actor that refers to it.
+    async fn check_snapshot(&self, node: &NodeName, prefix: String) -> Result<(), ControlError> {
+        let Ok(key) = SnapshotKey::parse(&prefix) else { return Ok(()) };
+        let actor = self.actor_if_any(&key.actor).await?;
+        let referred = actor.is_some_and(|read| {
+            read.value.uid == key.id.actor && read.value.references().any(|snapshot| snapshot.prefix == prefix)
+        });
+        if !referred {
+            tracing::info!(%prefix, %node, "a snapshot that nobody refers to is removed");
+            let _ = self.nodes.forget(node, None, vec![prefix]).await;
         }
         Ok(())
     }
 
-    async fn end_operations(self: &Arc<Self>) -> Result<(), ControlError> {
-        let mut after = None::<String>;
-        loop {
-            let page = self.store.list(&Prefix::all(Kind::Operation), after.as_deref(), STEP).await?;
-            after = page.records.last().map(|record| record.key.path().to_owned());
-            for record in page.records {
-                let operation = Read::<OperationRecord>::decode(record)?.value;
-                self.end_operation(&operation).await?;
-            }
-            if !page.more {
-                return Ok(());
-            }
+    /// A sandbox whose generation is over, or of an actor that is no more, is ended: it has no right to be there.
+    async fn check_right(
+        self: &Arc<Self>,
+        node: &NodeName,
+        worker: WorkerUid,
+        identity: &Identity,
+    ) -> Result<(), ControlError> {
+        // After the report: an order that was given since then has raised the generation or set the lease.
+        let actor = self.actor_if_any(&identity.key).await?;
+        let has_right = actor.as_ref().is_some_and(|read| {
+            read.value.uid == identity.uid
+                && read.value.generation == identity.generation
+                && read.value.lease().is_some_and(|lease| lease.worker == worker)
+        });
+        if !has_right {
+            let known = actor.map(|read| read.value.generation);
+            tracing::warn!(actor = %identity.key, generation = %identity.generation, ?known, %worker, "ending a sandbox that has no right to be there");
+            let _ = self.nodes.discard(node, worker, identity.uid, identity.generation).await;
         }
-    }
-
-    async fn end_operation(self: &Arc<Self>, operation: &OperationRecord) -> Result<(), ControlError> {
-        let read = match self.actor(&operation.actor).await {
-            Ok(read) if read.value.phase.operation() == Some(operation.op) => read,
-            Ok(read) if read.value.snapshots.uploading == Some(operation.op) => {
-                let superseded = ate_actor::Snapshots { local: None, ..read.value.snapshots.clone() };
-                drop(self.after_save(&read.value, &superseded));
-                return Ok(());
-            }
-            _ => {
-                self.store.commit(ate_store::Change::new().delete(operation_key(operation.op))).await?;
-                return Ok(());
-            }
-        };
-        match read.value.phase.clone() {
-            // An attempt that failed; nobody waits for it any more.
-            Phase::Resuming { lease: None, op, .. } => {
-                self.transition(&read, Event::GaveUp { op }, Note::new("Suspended")).await.map(drop)
-            }
-            // Whether the sandbox came up is for the worker to say; see `reconcile_worker`.
-            Phase::Resuming { .. } => Ok(()),
-            Phase::Suspending { .. } | Phase::Saving { .. } => {
-                let (control, key) = (Arc::clone(self), read.value.key.clone());
-                self.tasks.spawn(async move {
-                    if let Err(error) = control.finish_save(read).await {
-                        tracing::warn!(actor = %key, %error, "a save that was cut off could not be completed");
-                    }
-                });
-                Ok(())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The store says who belongs into a worker; the worker says who is there.
-    async fn reconcile_worker(self: &Arc<Self>, node: &NodeName, report: &WorkerReport) -> Result<(), ControlError> {
-        let record = self.store.get(&worker_key(report.worker)).await?;
-        let assigned =
-            record.map(Read::<crate::WorkerRecord>::decode).transpose()?.and_then(|read| read.value.assigned);
-        let hosted = report.hosted.as_ref().map(|Hosted { identity, .. }| identity);
-        match (assigned, hosted) {
-            (Some(assignee), Some(identity))
-                if assignee.uid == identity.uid && assignee.generation == identity.generation =>
-            {
-                let read = self.actor(&assignee.key).await?;
-                if let Phase::Resuming { op, .. } = read.value.phase {
-                    self.transition(
-                        &read,
-                        Event::Started { op },
-                        Note::because("Running", "found running after a restart"),
-                    )
-                    .await?;
-                } else {
-                    self.note_actor(&assignee.key, Some(&read.value));
-                }
-                Ok(())
-            }
-            (assigned, hosted) => {
-                if let Some(identity) = hosted {
-                    let _ = self.nodes.discard(node, report.worker, identity.uid, identity.generation).await;
-                }
-                match assigned {
-                    // Captured, or about to be: the save that was taken up again knows.
-                    Some(assignee) if self.is_suspending(&assignee).await? => Ok(()),
-                    Some(assignee) => {
-                        self.lost(&assignee.key, assignee.generation, "it was not found in its worker after a restart")
-                            .await
-                    }
-                    None => Ok(()),
-                }
-            }
-        }
-    }
-
-    async fn is_suspending(&self, assignee: &Assignee) -> Result<bool, ControlError> {
-        let actor = self.actor(&assignee.key).await?.value;
-        Ok(actor.generation == assignee.generation && matches!(actor.phase, Phase::Suspending { .. }))
+        Ok(())
     }
 }

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ate_actor::{Actor, Event, Intent, Lease, Phase};
-use ate_name::{ActorKey, Generation, OpId};
+use ate_actor::{Actor, Event, Intent, Lease, Phase, SnapshotRef, Start};
+use ate_name::{ActorKey, Generation, NodeName};
 use ate_orders::{Activate, Identity, NodeError, SnapshotAt, Source};
 use ate_placement::{State, Wish};
 use tokio::time::Instant;
 
-use crate::actors::Versioned;
-use crate::actors::usable;
+use crate::actors::{Versioned, is_golden, usable};
 use crate::assignments::Assigned;
 use crate::catalog::{Template, TemplatePhase};
+use crate::drive::{Driver, Patience};
 use crate::ledger::Note;
 use crate::records::Read;
 use crate::{Code, Control, ControlError};
@@ -23,21 +23,25 @@ const ATTEMPTS: usize = 3;
 /// How long a record that says "running" is doubted when the worker has said "not here". The news is on its way.
 const DOUBT: Duration = Duration::from_millis(250);
 
-/// Where a wake may begin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum From {
-    /// The newest snapshot, else the golden.
-    Newest,
-    /// Nothing, unless the actor has a snapshot of its own.
-    Boot,
-    /// As `Newest`, but the workload is asked whether it is up: the trial of a golden snapshot.
-    Trial,
+/// A worker that is about to be bound. Dropped without that, it is looked at again.
+struct Reserved {
+    control: Arc<Control>,
+    lease: Lease,
+    bound: bool,
 }
 
-/// What an operation in flight tells whoever began it.
-struct Woken {
-    read: Read<Actor>,
-    node: Result<Vec<ate_orders::Phase>, NodeError>,
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let worker = self.lease.worker;
+        self.control.reserved.lock().remove(&worker);
+        if !self.bound {
+            let control = Arc::clone(&self.control);
+            self.control.tasks.spawn(async move {
+                let mut patience = Patience::new();
+                while control.look_at_worker(worker).await.is_err() && patience.wait(&control).await.is_ok() {}
+            });
+        }
+    }
 }
 
 impl Control {
@@ -52,8 +56,8 @@ impl Control {
             }
         }
         let deadline = Instant::now() + self.settings.park;
-        let from = if boot { From::Boot } else { From::Newest };
-        match self.wake(read, from, deadline, false).await {
+        let start = if boot { Start::Boot } else { Start::Newest };
+        match self.wake(read, start, deadline, false).await {
             // Somebody else's operation got in between.
             Err(error) if error.is_conflict() => Err(ControlError::in_progress()),
             Err(error) => Err(error),
@@ -98,7 +102,7 @@ impl Control {
                     let _ = self.nodes.abort(&lease.node, lease.worker, *op).await;
                 }
                 Phase::Suspended | Phase::Paused | Phase::Resuming { lease: None, .. } => {
-                    match self.wake(read, From::Newest, deadline, true).await {
+                    match self.wake(read, Start::Newest, deadline, true).await {
                         Ok(assigned) => return Ok(assigned),
                         Err(error) if error.is_conflict() => continue,
                         Err(error) if error.code == Code::Aborted && attempts + 1 < ATTEMPTS => {
@@ -123,102 +127,122 @@ impl Control {
     pub(crate) async fn wake(
         self: &Arc<Self>,
         read: Read<Actor>,
-        from: From,
+        start: Start,
         deadline: Instant,
         patient: bool,
     ) -> Result<Assigned, ControlError> {
+        let read = self.without_lost_copy(read).await?;
         let template = self.template_of(&read.value)?;
-        let golden = self.golden_for(&read.value, &template, from, deadline).await?;
-        let lease = self.reserve(&read.value, &template, deadline, patient).await?;
-        let op = OpId::from_random(self.world.random());
-        let bound = match self.transition(&read, Event::Bind { lease: lease.clone(), op }, Note::new("Resuming")).await
-        {
-            Ok(bound) => bound,
-            Err(error) => {
-                self.free(&lease);
-                return Err(error);
-            }
-        };
-        let order = match self.order(&bound.value, &template, golden, &lease, op, from == From::Trial) {
-            Ok(order) => order,
-            Err(error) => {
-                self.settle_wake(Woken { read: bound, node: Err(NodeError::Refused(error.text.clone())) }).await;
-                return Err(error);
-            }
-        };
-        // On a task of its own: whoever asked may go away, the operation does not.
+        self.await_golden(&read.value, &template, start, deadline).await?;
+        let mut reserved = self.reserve(&read.value, &template, deadline, patient).await?;
+        let driver = self.new_operation();
+        let event = Event::Bind { lease: reserved.lease.clone(), op: driver.op, start };
+        let bound = self.transition(&read, event, Note::new("Resuming")).await?;
+        reserved.bound = true;
+        drop(reserved);
+        self.finish_wake(driver, bound).await
+    }
+
+    /// An actor whose newest snapshot is on a node that is gone for good falls back to its last durable one.
+    async fn without_lost_copy(self: &Arc<Self>, read: Read<Actor>) -> Result<Read<Actor>, ControlError> {
+        let only = read.value.snapshots.base().and_then(|(_, node)| node.cloned());
+        match only {
+            Some(node) if self.is_gone_for_good(&node) => self.fall_back(read, node).await,
+            _ => Ok(read),
+        }
+    }
+
+    /// Its newest snapshot is gone: the last durable one is what it continues from.
+    pub(crate) async fn fall_back(
+        self: &Arc<Self>,
+        read: Read<Actor>,
+        node: NodeName,
+    ) -> Result<Read<Actor>, ControlError> {
+        let note = Note::because("FellBack", format!("its newest snapshot was on node {node} only, and is gone"));
+        self.settle(read, Event::LocalLost { node }, note).await
+    }
+
+    /// From the binding on; also where a wake that was cut off is taken up. Answers when the sandbox runs, and goes on by
+    /// itself: whoever asked may go away, the operation does not.
+    pub(crate) async fn finish_wake(
+        self: &Arc<Self>,
+        driver: Driver,
+        bound: Read<Actor>,
+    ) -> Result<Assigned, ControlError> {
         let (tell, told) = tokio::sync::oneshot::channel();
         let control = Arc::clone(self);
         self.tasks.spawn(async move {
-            let result = control.nodes.activate(&lease.node, order).await.map(|activated| activated.phases);
-            let answer = match &result {
-                Ok(_) => control.assignment(&bound.value).ok_or_else(ControlError::conflict),
-                Err(error) => Err(refusal(&bound.value, error)),
+            let started = match control.start_sandbox(&bound).await {
+                Ok(started) => started,
+                // Stopping, or the operation is over: nothing is to be written down.
+                Err(error) => return drop(tell.send(Err(error))),
             };
-            let failed = answer.is_err();
-            let mut tell = Some(tell);
-            if !failed && let Some(tell) = tell.take() {
-                // The sandbox runs: the caller need not wait until that is written down.
-                control.told.lock().insert(op);
-                let _ = tell.send(answer.clone());
-            }
-            control.settle_wake(Woken { read: bound, node: result }).await;
-            control.told.lock().remove(&op);
-            if let Some(tell) = tell {
-                let _ = tell.send(answer);
+            match started {
+                Ok(phases) => {
+                    // The sandbox runs: the caller need not wait until that is written down.
+                    let _ = tell.send(control.assignment(&bound.value).ok_or_else(ControlError::conflict));
+                    control.settle_started(&driver, bound, phases).await;
+                }
+                Err(error) => {
+                    let refusal = refusal(&bound.value, &error);
+                    let lease = bound.value.lease().cloned();
+                    let only = bound.value.snapshots.base().and_then(|(_, node)| node.cloned());
+                    let event = Event::Failed { op: driver.op, reason: error.to_string() };
+                    let note = Note::because("ResumeFailed", error.to_string());
+                    let mut settled = control.settle(bound, event, note).await;
+                    lease.iter().for_each(|lease| control.free(lease));
+                    if let (NodeError::NoSnapshot(_), Some(node), Ok(failed)) = (&error, only, &settled) {
+                        settled = control.fall_back(failed.clone(), node).await;
+                    }
+                    let _ = tell.send(Err(refusal));
+                    if let Ok(failed) = settled {
+                        let _ = control.give_up(driver, failed).await;
+                    }
+                }
             }
         });
-        told.await.map_err(|_| ControlError::new(Code::Unavailable, "the server is stopping"))?
+        told.await.map_err(|_| ControlError::stopping())?
     }
 
-    /// Writes down how a wake ended. Whatever else happened to the actor meanwhile stands: then this generation is over.
-    async fn settle_wake(self: &Arc<Self>, woken: Woken) {
-        let Woken { mut read, node } = woken;
-        let Some(op) = read.value.phase.operation() else { return };
-        let Some(lease) = read.value.lease().cloned() else { return };
+    /// Has the node run a bound actor. The outer error means that there is nothing more to do for this operation.
+    async fn start_sandbox(
+        self: &Arc<Self>,
+        bound: &Read<Actor>,
+    ) -> Result<Result<Vec<ate_orders::Phase>, NodeError>, ControlError> {
+        let (node, order) = match self.order(&bound.value) {
+            Ok(order) => order,
+            Err(error) => return Ok(Err(NodeError::Refused(error.text))),
+        };
+        let mut patience = Patience::new();
         loop {
-            let (event, note) = match &node {
-                Ok(phases) => (Event::Started { op }, Note::new("Running").phases(phases.clone())),
-                Err(error) => {
-                    (Event::Failed { op, reason: error.to_string() }, Note::because("ResumeFailed", error.to_string()))
+            match self.nodes.activate(&node, order.clone()).await {
+                Err(error @ NodeError::Unreachable(_)) => {
+                    tracing::warn!(actor = %bound.value.key, %node, %error, "a wake waits for its node");
+                    patience.wait(self).await?;
+                    self.still(bound).await?;
                 }
-            };
-            match self.transition(&read, event, note).await {
-                Ok(settled) => {
-                    if node.is_err() {
-                        self.free(&lease);
-                        self.give_up_later(&settled.value.key, op);
-                    }
-                    return;
-                }
-                Err(error) if error.is_conflict() => match self.actor(&read.value.key).await {
-                    Ok(again) if again.value.phase.operation() == Some(op) => read = again,
-                    _ => {
-                        let (uid, generation) = (read.value.uid, read.value.generation);
-                        let _ = self.nodes.discard(&lease.node, lease.worker, uid, generation).await;
-                        return;
-                    }
-                },
-                Err(error) => {
-                    tracing::warn!(actor = %read.value.key, %error, "a wake cannot be settled yet");
-                    tokio::time::sleep(Duration::from_millis(200)).await;
-                }
+                other => return Ok(other.map(|activated| activated.phases)),
             }
         }
     }
 
-    /// A failed resume stays visible for a while, then the actor is what it was before.
-    fn give_up_later(self: &Arc<Self>, key: &ActorKey, op: OpId) {
-        let (control, key) = (Arc::clone(self), key.clone());
-        self.tasks.spawn(async move {
-            tokio::select! {
-                () = tokio::time::sleep(control.settings.failed_resume_visible) => {}
-                () = control.stopping.cancelled() => return,
-            }
-            if let Ok(read) = control.actor(&key).await {
-                let _ = control.transition(&read, Event::GaveUp { op }, Note::new("Suspended")).await;
-            }
-        });
+    /// An error once the operation that an actor was read in is over.
+    pub(crate) async fn still(&self, read: &Read<Actor>) -> Result<(), ControlError> {
+        match self.actor(&read.value.key).await {
+            Ok(now) if now.value.phase.operation() != read.value.phase.operation() => Err(ControlError::conflict()),
+            Err(error) if error.is_store_away() => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
+    /// Whatever else happened to the actor meanwhile stands: then this generation is over, and so is its sandbox.
+    async fn settle_started(self: &Arc<Self>, driver: &Driver, bound: Read<Actor>, phases: Vec<ate_orders::Phase>) {
+        let Some(lease) = bound.value.lease().cloned() else { return };
+        let (uid, generation) = (bound.value.uid, bound.value.generation);
+        let settled = self.settle(bound, Event::Started { op: driver.op }, Note::new("Running").phases(phases)).await;
+        if settled.is_err_and(|error| error.is_conflict() || error.code == Code::NotFound) {
+            let _ = self.nodes.discard(&lease.node, lease.worker, uid, generation).await;
+        }
     }
 
     /// The actor once its present operation is written down.
@@ -247,17 +271,17 @@ impl Control {
         })
     }
 
-    /// The golden to start from, waiting for one that is being made: an actor that boots by itself shares no pages with
-    /// the others, and its snapshots would be fifty times as large.
-    async fn golden_for(
+    /// Waits for a golden that is being made: an actor that boots by itself shares no pages with the others, and its
+    /// snapshots would be fifty times as large.
+    async fn await_golden(
         &self,
         actor: &Actor,
         template: &Template,
-        from: From,
+        start: Start,
         deadline: Instant,
-    ) -> Result<Option<SnapshotAt>, ControlError> {
-        if from == From::Boot || actor.snapshots.base().is_some() {
-            return Ok(None);
+    ) -> Result<(), ControlError> {
+        if start == Start::Boot || actor.snapshots.base().is_some() {
+            return Ok(());
         }
         let key = template.object.metadata.key();
         let mut changes = self.catalog.changes();
@@ -267,9 +291,7 @@ impl Control {
                 .template(&key)
                 .ok_or_else(|| ControlError::precondition(format!("ActorTemplate {key} not found")))?;
             match (template.status.phase, &template.status.golden) {
-                (TemplatePhase::Ready, Some(golden)) => {
-                    return Ok(golden.manifest.map(|manifest| SnapshotAt { prefix: golden.prefix.clone(), manifest }));
-                }
+                (TemplatePhase::Ready, Some(_)) => return Ok(()),
                 (TemplatePhase::Failed, _) => {
                     return Err(ControlError::precondition(format!(
                         "ActorTemplate {key} has failed: {}",
@@ -294,7 +316,7 @@ impl Control {
         template: &Template,
         deadline: Instant,
         patient: bool,
-    ) -> Result<Lease, ControlError> {
+    ) -> Result<Reserved, ControlError> {
         let pools = self.eligible_pools(template, &actor.selector);
         if pools.is_empty() {
             return Err(ControlError::precondition(
@@ -318,7 +340,8 @@ impl Control {
                 let mut fleet = self.fleet.lock();
                 if let Some(lease) = fleet.choose(&wish) {
                     fleet.set_state(lease.worker, State::Taken);
-                    return Ok(lease);
+                    self.reserved.lock().insert(lease.worker);
+                    return Ok(Reserved { control: Arc::clone(self), lease, bound: false });
                 }
                 fleet.idlest(&wish).map(|resident| resident.key.clone())
             };
@@ -338,33 +361,32 @@ impl Control {
         }
     }
 
-    fn order(
-        &self,
-        actor: &Actor,
-        template: &Template,
-        golden: Option<SnapshotAt>,
-        lease: &Lease,
-        op: OpId,
-        probe: bool,
-    ) -> Result<Activate, ControlError> {
-        let own = actor.snapshots.base().and_then(|(snapshot, _)| {
-            Some(SnapshotAt { prefix: snapshot.prefix.clone(), manifest: snapshot.manifest? })
-        });
+    /// What a bound actor's node is told to do: the same whoever asks, so that it can be asked again.
+    fn order(&self, actor: &Actor) -> Result<(NodeName, Activate), ControlError> {
+        let Phase::Resuming { lease: Some(lease), op, start, .. } = &actor.phase else {
+            return Err(ControlError::conflict());
+        };
+        let template = self.template_of(actor)?;
+        let at =
+            |snapshot: &SnapshotRef| Some(SnapshotAt { prefix: snapshot.prefix.clone(), manifest: snapshot.manifest? });
+        let own = actor.snapshots.base().and_then(|(snapshot, _)| at(snapshot));
+        let golden = template.status.golden.as_ref().filter(|_| *start != Start::Boot).and_then(at);
         let source = match (own, golden) {
             // The golden actor's own snapshot is the golden.
-            (Some(at), _) => Source::Snapshot { golden: actor.key.atespace.as_str() == ate_name::GOLDEN_ATESPACE, at },
+            (Some(at), _) => Source::Snapshot { golden: is_golden(&actor.key), at },
             (None, Some(at)) => Source::Snapshot { golden: true, at },
             (None, None) => Source::Boot { runtime: self.runtime(&lease.pool)? },
         };
-        Ok(Activate {
-            op,
+        let order = Activate {
+            op: *op,
             worker: lease.worker,
             identity: identity(actor),
             workload: template.workload()?,
             source,
             sealed_key: actor.sealed_key.clone(),
-            probe,
-        })
+            probe: *start == Start::Trial,
+        };
+        Ok((lease.node.clone(), order))
     }
 
     /// Whether the worker itself is gone.
@@ -380,7 +402,12 @@ pub(crate) fn identity(actor: &Actor) -> Identity {
 /// What a client hears of a node's refusal.
 fn refusal(actor: &Actor, error: &NodeError) -> ControlError {
     match error {
-        NodeError::WorkerGone | NodeError::Busy | NodeError::Stale | NodeError::UnknownNode(_) => {
+        NodeError::WorkerGone
+        | NodeError::Busy
+        | NodeError::Stale
+        | NodeError::UnknownNode(_)
+        | NodeError::NoSnapshot(_)
+        | NodeError::Unreachable(_) => {
             ControlError::new(Code::Aborted, format!("the worker of actor {} failed: {error}", actor.key.name))
         }
         NodeError::Refused(text) => ControlError::precondition(text.clone()),

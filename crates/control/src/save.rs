@@ -1,29 +1,25 @@
 //! Putting an actor to rest: say so, have the node take it out of its worker, free the worker, have it stored, settle.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use ate_actor::{Actor, Event, Intent, Phase, Scope, SnapshotRef};
+use ate_actor::{Actor, Event, Intent, Lease, Phase, Scope, SnapshotRef};
 use ate_name::{ActorKey, GOLDEN_ATESPACE, OpId, WorkerUid};
-use ate_orders::{Capture, NodeError, SnapshotAt, SnapshotOrder, Stored};
+use ate_orders::{Capture, Captured, NodeError, SnapshotAt, SnapshotOrder, Stored};
 use ate_snapshot::{Location, SnapshotId, SnapshotKey};
 
 use crate::actors::{Versioned, is_golden};
 use crate::catalog::Template;
+use crate::drive::{Driver, Patience};
 use crate::ledger::Note;
 use crate::records::Read;
 use crate::resume::identity;
 use crate::{Code, Control, ControlError};
 
-/// Between tries to store an image that the node still holds; doubles up to the last.
-const RETRY_FIRST: Duration = Duration::from_millis(200);
-const RETRY_LAST: Duration = Duration::from_secs(30);
-
 impl Control {
     /// Suspends (durable) or pauses (on the node) an actor and waits until that is so.
     pub async fn save_actor(self: &Arc<Self>, key: &ActorKey, intent: Intent) -> Result<Versioned, ControlError> {
         let mut read = self.actor(key).await?;
-        if read.value.phase.operation().is_some_and(|op| self.told.lock().contains(&op)) {
+        if matches!(read.value.phase, Phase::Resuming { lease: Some(_), .. }) {
             // Whoever asks may have had an answer from the actor already: to them it runs.
             self.settled(key, tokio::time::Instant::now() + self.settings.park).await?;
             read = self.actor(key).await?;
@@ -33,6 +29,7 @@ impl Control {
             Intent::Suspend | Intent::Idle => (Phase::Suspended, "SUSPENDING"),
         };
         match &read.value.phase {
+            phase if *phase == resting && intent == Intent::Suspend => return self.made_durable(read).await,
             phase if *phase == resting => return Ok(read.into()),
             Phase::Suspended | Phase::Paused => {
                 let text = format!("internal server error: actor is in {verb} state but has no active worker");
@@ -48,10 +45,36 @@ impl Control {
         self.tasks.spawn(async move {
             let _ = tell.send(control.save(read, intent, "asked for").await);
         });
-        let saved = told.await.map_err(|_| ControlError::new(Code::Unavailable, "the server is stopping"))?;
+        let saved = told.await.map_err(|_| ControlError::stopping())?;
         match saved {
             Err(error) if error.is_conflict() => Err(ControlError::in_progress()),
             other => Ok(other?.into()),
+        }
+    }
+
+    /// A suspended actor once its snapshot is durable: whoever asks for a suspend is promised that.
+    async fn made_durable(&self, mut read: Read<Actor>) -> Result<Versioned, ControlError> {
+        let deadline = tokio::time::Instant::now() + self.settings.park;
+        loop {
+            let notify = self.follower.of(&read.value.key);
+            let changed = notify.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            read = self.actor(&read.value.key).await?;
+            match (&read.value.phase, read.value.snapshots.base()) {
+                (Phase::Suspended, Some((_, Some(_)))) => {}
+                (Phase::Suspended, _) => return Ok(read.into()),
+                _ => return Err(ControlError::in_progress()),
+            }
+            if tokio::time::timeout_at(deadline, changed).await.is_err() {
+                return Err(ControlError::new(
+                    Code::Unavailable,
+                    format!(
+                        "actor {} is suspended, but its snapshot is not durable yet: ask again",
+                        read.value.key.name
+                    ),
+                ));
+            }
         }
     }
 
@@ -107,16 +130,20 @@ impl Control {
         why: &'static str,
     ) -> Result<Read<Actor>, ControlError> {
         let template = self.template_of(&read.value)?;
-        let op = OpId::from_random(self.world.random());
-        let snapshot = self.snapshot_name(&read.value, &template, intent, op)?;
-        let event = Event::Save { op, intent, snapshot };
+        let driver = self.new_operation();
+        let snapshot = self.snapshot_name(&read.value, &template, intent, driver.op)?;
+        let event = Event::Save { op: driver.op, intent, snapshot };
         let note = Note::because(if intent == Intent::Pause { "Pausing" } else { "Suspending" }, why);
         let read = self.transition(&read, event, note).await?;
-        self.finish_save(read).await
+        self.finish_save(driver, read).await
     }
 
-    /// From the intention on; also where a crashed save is taken up.
-    pub(crate) async fn finish_save(self: &Arc<Self>, mut read: Read<Actor>) -> Result<Read<Actor>, ControlError> {
+    /// From the intention on; also where a save that was cut off is taken up.
+    pub(crate) async fn finish_save(
+        self: &Arc<Self>,
+        driver: Driver,
+        mut read: Read<Actor>,
+    ) -> Result<Read<Actor>, ControlError> {
         if let Phase::Suspending { lease, op, snapshot, intent, .. } = read.value.phase.clone() {
             let order = Capture {
                 op,
@@ -126,7 +153,7 @@ impl Control {
                 full: snapshot.scope == Scope::Full,
                 if_idle: intent == Intent::Idle,
             };
-            match self.nodes.capture(&lease.node, order).await {
+            match self.capture(&read, &lease, order).await? {
                 Ok(captured) => {
                     let note = Note::new("Captured").phases(captured.phases);
                     read = self.settle(read, Event::Captured { op }, note).await?;
@@ -149,33 +176,39 @@ impl Control {
             return Err(ControlError::conflict());
         };
         let order = self.snapshot_order(&read.value, op, &snapshot)?;
-        let mut wait = RETRY_FIRST;
+        let mut patience = Patience::new();
         let stored = loop {
             match self.nodes.store(&node, order.clone()).await {
                 Ok(stored) => break stored,
-                Err(NodeError::NothingCaptured) => return self.lose(read, "its node no longer has its image").await,
+                Err(NodeError::NothingCaptured | NodeError::UnknownNode(_)) => {
+                    return self.lose(read, "its node no longer has its image").await;
+                }
+                Err(NodeError::Unreachable(_)) if self.is_gone_for_good(&node) => {
+                    return self.lose(read, "its node is gone, and its image with it").await;
+                }
                 Err(error) => {
                     tracing::warn!(actor = %read.value.key, %error, "a snapshot is not stored yet");
-                    tokio::select! {
-                        () = tokio::time::sleep(wait) => wait = (wait * 2).min(RETRY_LAST),
-                        () = self.stopping.cancelled() => return Err(ControlError::new(Code::Unavailable, "the server is stopping")),
-                    }
+                    patience.wait(self).await?;
+                    self.still(&read).await?;
                 }
             }
         };
         let Stored { manifest, bytes, durable } = stored;
         let settled = SnapshotRef { manifest: Some(manifest), stored_bytes: bytes, ..snapshot.clone() };
-        let superseded = read.value.snapshots.clone();
         let mut note = Note::new(if intent == Intent::Pause { "Paused" } else { "Suspended" });
         note.snapshot_bytes = bytes;
         let prefix = settled.prefix.clone();
         let read = self.settle(read, Event::Stored { op, snapshot: settled, durable }, note).await?;
-        let upload = self.after_save(&read.value, &superseded);
-        if intent != Intent::Suspend || durable {
+        if read.value.snapshots.uploading != Some(op) {
+            return Ok(read);
+        }
+        let (control, actor) = (Arc::clone(self), read.value.clone());
+        let upload = self.tasks.spawn(async move { control.finish_upload(driver, &actor).await });
+        if intent != Intent::Suspend {
             return Ok(read);
         }
         // Whoever asked for a suspend was promised a durable one. Meanwhile the actor can be woken from what is here.
-        upload.await;
+        upload.await.map_err(|_| ControlError::stopping())??;
         let read = self.actor(&read.value.key).await?;
         match &read.value.snapshots.durable {
             Some(durable) if durable.prefix == prefix => Ok(read),
@@ -186,90 +219,72 @@ impl Control {
         }
     }
 
-    /// What follows a save without anyone waiting: bring it to durable storage, then drop what it supersedes.
-    pub(crate) fn after_save(
-        self: &Arc<Self>,
-        actor: &Actor,
-        superseded: &ate_actor::Snapshots,
-    ) -> impl Future<Output = ()> + use<> {
-        let (done, wait) = tokio::sync::oneshot::channel::<()>();
-        let wait = async move { drop(wait.await) };
-        let Some((newest, node)) = actor.snapshots.local.clone() else { return wait };
-        let old: Vec<String> = superseded
-            .local
-            .iter()
-            .map(|(snapshot, _)| snapshot)
-            .chain(&superseded.durable)
-            .map(|snapshot| snapshot.prefix.clone())
-            .filter(|prefix| *prefix != newest.prefix)
-            .collect();
-        let (control, key, uid, upload) =
-            (Arc::clone(self), actor.key.clone(), actor.uid, actor.snapshots.uploading.is_some());
-        self.tasks.spawn(async move {
-            if upload && !matches!(control.upload(&key, uid, &newest.prefix, &node).await, Ok(true)) {
-                return;
-            }
-            drop(done);
-            if let (false, Err(error)) = (old.is_empty(), control.nodes.forget(&node, None, old.clone()).await) {
-                tracing::warn!(actor = %key, %error, "an old snapshot was not removed");
-            }
-        });
-        wait
-    }
-
-    /// Makes a snapshot durable, however long that takes. `false`: a later one has taken its place meanwhile.
-    async fn upload(
+    /// Has the node take the actor out of its worker. The outer error means that there is nothing more to do.
+    async fn capture(
         &self,
-        key: &ActorKey,
-        uid: ate_name::ActorUid,
-        prefix: &str,
-        node: &ate_name::NodeName,
-    ) -> Result<bool, ControlError> {
-        let mut wait = RETRY_FIRST;
+        read: &Read<Actor>,
+        lease: &Lease,
+        order: Capture,
+    ) -> Result<Result<Captured, NodeError>, ControlError> {
+        let mut patience = Patience::new();
         loop {
-            let uploaded = self.nodes.upload(node, prefix).await;
-            let read = self.actor(key).await?;
-            let newest = read.value.snapshots.local.as_ref().is_some_and(|(local, _)| local.prefix == prefix);
-            if read.value.uid != uid || !newest {
-                return Ok(false);
-            }
-            let Err(error) = uploaded else {
-                match self.transition(&read, Event::Uploaded { prefix: prefix.to_owned() }, Note::new("Durable")).await
-                {
-                    Err(error) if error.is_conflict() => continue,
-                    other => return other.map(|_| true),
+            match self.nodes.capture(&lease.node, order.clone()).await {
+                Err(error @ NodeError::Unreachable(_)) => {
+                    tracing::warn!(actor = %read.value.key, node = %lease.node, %error, "a save waits for its node");
+                    patience.wait(self).await?;
+                    self.still(read).await?;
                 }
-            };
-            tracing::warn!(actor = %key, %error, "a snapshot is not durable yet");
-            tokio::select! {
-                () = tokio::time::sleep(wait) => wait = (wait * 2).min(RETRY_LAST),
-                () = self.stopping.cancelled() => return Err(ControlError::new(Code::Unavailable, "the server is stopping")),
+                other => return Ok(other),
             }
         }
     }
 
-    /// Writes down a step of an operation; tries again when something else about the record changed meanwhile.
-    pub(crate) async fn settle(
-        &self,
-        mut read: Read<Actor>,
-        event: Event,
-        note: Note,
-    ) -> Result<Read<Actor>, ControlError> {
-        let op = read.value.phase.operation();
+    /// Makes the newest snapshot durable, however long that takes, unless a later one takes its place meanwhile.
+    pub(crate) async fn finish_upload(self: &Arc<Self>, driver: Driver, actor: &Actor) -> Result<(), ControlError> {
+        let Some((newest, node)) = actor.snapshots.local.clone() else { return Ok(()) };
+        let mut patience = Patience::new();
         loop {
-            match self.transition(&read, event.clone(), note.clone()).await {
-                Err(error) if error.is_conflict() => {
-                    let again = self.actor(&read.value.key).await?;
-                    if again.value.phase.operation() != op || again.record.revision == read.record.revision {
-                        return Err(error);
+            let uploaded = self.nodes.upload(&node, &newest.prefix).await;
+            let read = match self.actor(&actor.key).await {
+                Ok(read) if read.value.uid == actor.uid => Some(read),
+                Ok(_) => None,
+                Err(error) if error.code == Code::NotFound => None,
+                Err(error) if error.is_store_away() => {
+                    patience.wait(self).await?;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let refers = |read: &Read<Actor>| read.value.references().any(|other| other.prefix == newest.prefix);
+            let Some(read) = read.filter(refers) else {
+                // Let go of while it was on its way: what removed it may have come too early.
+                if uploaded.is_ok() {
+                    let _ = self.nodes.forget(&node, None, vec![newest.prefix]).await;
+                }
+                return Ok(());
+            };
+            if read.value.snapshots.uploading != Some(driver.op) {
+                return Ok(());
+            }
+            match uploaded {
+                Ok(()) => {
+                    let event = Event::Uploaded { prefix: newest.prefix.clone() };
+                    match self.transition(&read, event, Note::new("Durable")).await {
+                        Err(error) if error.is_conflict() => {}
+                        Err(error) if error.is_store_away() => patience.wait(self).await?,
+                        other => return other.map(drop),
                     }
-                    read = again;
                 }
-                Err(error) if error.code == Code::Unavailable => {
-                    tracing::warn!(actor = %read.value.key, %error, "a step cannot be written down yet");
-                    tokio::time::sleep(RETRY_FIRST).await;
+                Err(NodeError::NoSnapshot(_)) if read.value.lease().is_none() => {
+                    self.fall_back(read, node.clone()).await?;
                 }
-                other => return other,
+                Err(NodeError::Unreachable(_)) if self.is_gone_for_good(&node) && read.value.lease().is_none() => {
+                    self.fall_back(read, node.clone()).await?;
+                }
+                Err(error) => {
+                    tracing::warn!(actor = %actor.key, %error, "a snapshot is not durable yet");
+                    patience.wait(self).await?;
+                }
             }
         }
     }

@@ -6,7 +6,7 @@ use ate_actor::{Actor, Event, Lease};
 use ate_name::{ActorKey, Generation, NodeName, ObjectKey, WorkerUid};
 use ate_orders::{Identity, NodeEvent, WorkerReport};
 use ate_placement::{Resident, State, Worker};
-use ate_store::{Change, Kind, Prefix};
+use ate_store::{Change, CommitError, Kind, Prefix};
 
 use crate::ledger::Note;
 use crate::records::{Read, WorkerRecord, encode, worker_key};
@@ -29,35 +29,124 @@ impl Control {
             node: node.clone(),
         };
         let key = worker_key(report.worker);
-        let known = self.store.get(&key).await?.map(Read::<WorkerRecord>::decode).transpose()?;
-        let assigned = known.as_ref().and_then(|read| read.value.assigned.clone());
-        if known.is_none() {
-            let record = WorkerRecord {
-                lease: lease.clone(),
-                ingress: report.ingress.clone(),
-                assigned: None,
-                unknown: Default::default(),
-            };
-            self.store.commit(Change::new().create(key, encode(&record))).await?;
+        let record = match self.store.get(&key).await?.map(Read::<WorkerRecord>::decode).transpose()? {
+            Some(read) => read.value,
+            None => {
+                let record = WorkerRecord {
+                    lease,
+                    ingress: report.ingress.clone(),
+                    assigned: None,
+                    unknown: Default::default(),
+                };
+                match self.store.commit(Change::new().create(key, encode(&record))).await {
+                    // Another replica was told as well.
+                    Ok(_) | Err(CommitError::Conflict { .. }) => record,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        };
+        self.note_worker(&record);
+        self.fleet.lock().set_warm(report.worker, report.warm.iter().copied().collect());
+        Ok(())
+    }
+
+    /// Takes over what the store says of a worker.
+    pub(crate) fn note_worker(&self, record: &WorkerRecord) {
+        let worker = record.lease.worker;
+        self.follower.set_ingress(worker, Some(record.ingress.clone()));
+        let reserved = self.reserved.lock().contains(&worker);
+        let mut fleet = self.fleet.lock();
+        let known = fleet.get(worker).cloned();
+        let state = match (known.as_ref().map(|known| &known.state), &record.assigned) {
+            (Some(State::Draining), _) => State::Draining,
+            (Some(frozen @ State::Frozen { resident, .. }), Some(assignee))
+                if resident.uid == assignee.uid && resident.generation == assignee.generation =>
+            {
+                frozen.clone()
+            }
+            (_, Some(_)) => State::Taken,
+            (_, None) if reserved => State::Taken,
+            (_, None) => State::Free,
+        };
+        if known.as_ref().is_none_or(|known| known.state != state) {
+            let warm = known.map(|known| known.warm).unwrap_or_default();
+            fleet.insert(Worker { lease: record.lease.clone(), warm, state });
+            drop(fleet);
+            self.freed.notify_waiters();
         }
-        self.follower.set_ingress(report.worker, Some(report.ingress.clone()));
-        let state = if assigned.is_some() { State::Taken } else { State::Free };
-        self.fleet.lock().insert(Worker { lease, warm: report.warm.iter().copied().collect(), state });
-        self.freed.notify_waiters();
+    }
+
+    pub(crate) fn forget_worker(&self, worker: WorkerUid) {
+        self.fleet.lock().remove(worker);
+        self.follower.set_ingress(worker, None);
+    }
+
+    /// Looks at a worker's record again, after a guess about it was wrong.
+    pub(crate) async fn look_at_worker(&self, worker: WorkerUid) -> Result<(), ControlError> {
+        match self.store.get(&worker_key(worker)).await? {
+            Some(record) => self.note_worker(&Read::<WorkerRecord>::decode(record)?.value),
+            None => self.forget_worker(worker),
+        }
+        Ok(())
+    }
+
+    /// Every worker and who is in it, anew.
+    pub(crate) async fn load_workers(&self) -> Result<(), ControlError> {
+        let workers = self.list_workers().await?;
+        let mut running = std::collections::BTreeSet::new();
+        for (worker, _) in &workers {
+            self.note_worker(worker);
+            if let Some(assignee) = &worker.assigned {
+                let actor = self.actor(&assignee.key).await;
+                if let Ok(read) = actor {
+                    running.insert(assignee.key.clone());
+                    self.note_actor(&assignee.key, Some(&read.value));
+                }
+            }
+        }
+        self.assignments.keep_only(&running);
+        let known: Vec<_> = self.fleet.lock().iter().map(|worker| worker.lease.worker).collect();
+        let gone = known.into_iter().filter(|known| !workers.iter().any(|(worker, _)| worker.lease.worker == *known));
+        gone.for_each(|worker| self.forget_worker(worker));
         Ok(())
     }
 
     /// A worker is gone, and with it what it ran.
     pub(crate) async fn worker_gone(self: &Arc<Self>, worker: WorkerUid, why: &str) -> Result<(), ControlError> {
-        self.fleet.lock().remove(worker);
-        let Some(record) = self.store.get(&worker_key(worker)).await? else { return Ok(()) };
-        let read = Read::<WorkerRecord>::decode(record)?;
-        if let Some(assignee) = &read.value.assigned {
-            self.lost(&assignee.key, assignee.generation, why).await?;
+        self.forget_worker(worker);
+        loop {
+            let Some(record) = self.store.get(&worker_key(worker)).await? else { return Ok(()) };
+            let read = Read::<WorkerRecord>::decode(record)?;
+            if let Some(assignee) = &read.value.assigned {
+                self.lost(&assignee.key, assignee.generation, why).await?;
+            }
+            let Some(record) = self.store.get(&worker_key(worker)).await? else { return Ok(()) };
+            // Free now: else somebody has just taken it, and loses it the same way.
+            let read = Read::<WorkerRecord>::decode(record)?;
+            if read.value.assigned.is_some() && self.holds(&read.value).await? {
+                continue;
+            }
+            let change = Change::new().guard(read.record.unchanged()).delete(worker_key(worker));
+            match self.store.commit(change).await {
+                Err(CommitError::Conflict { .. }) => continue,
+                Err(error) => return Err(error.into()),
+                Ok(_) => {
+                    self.forget_worker(worker);
+                    return Ok(());
+                }
+            }
         }
-        self.store.commit(Change::new().delete(worker_key(worker))).await?;
-        self.follower.set_ingress(worker, None);
-        Ok(())
+    }
+
+    /// Whether whoever a worker is assigned to agrees.
+    async fn holds(&self, worker: &WorkerRecord) -> Result<bool, ControlError> {
+        let Some(assignee) = &worker.assigned else { return Ok(false) };
+        match self.actor(&assignee.key).await {
+            Ok(read) => Ok(read.value.uid == assignee.uid
+                && read.value.lease().is_some_and(|lease| lease.worker == worker.lease.worker)),
+            Err(error) if error.code == crate::Code::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// The sandbox of this generation is gone: the actor falls back to its last snapshot and can be woken at once.
@@ -178,7 +267,7 @@ impl Control {
     }
 
     /// Soft state: which boxes are warm, who is frozen since when.
-    fn take_reports(&self, reports: &[WorkerReport]) {
+    pub(crate) fn take_reports(&self, reports: &[WorkerReport]) {
         let now = self.world.now().as_millisecond();
         let mut fleet = self.fleet.lock();
         for report in reports {

@@ -22,7 +22,7 @@ pub use label::{LabelError, Labels, MAX_LABEL_VALUE, MAX_SELECTOR_LABELS, check_
 pub use names::{
     ActorKey, ActorName, AtespaceName, MAX_NAME, NameError, NodeName, ObjectKey, check_dns_label, check_dns_subdomain,
 };
-pub use uid::{ActorUid, OpId, TemplateUid, UidError, WorkerUid};
+pub use uid::{ActorUid, OpId, ReplicaId, SessionId, TemplateUid, UidError, WorkerUid};
 
 /// Golden actors live here. Reserved by convention of the public API: it can be listed like any other.
 pub const GOLDEN_ATESPACE: &str = "ate-golden";

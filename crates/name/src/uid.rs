@@ -62,6 +62,14 @@ uid! {
     OpId
 }
 uid! {
+    /// One life of one process of the control plane.
+    ReplicaId
+}
+uid! {
+    /// One life of one node, as the control plane knows it.
+    SessionId
+}
+uid! {
     /// One template object; a template deleted and applied anew is another one.
     TemplateUid
 }

@@ -26,7 +26,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ate_name::{NodeName, ObjectKey, WorkerUid};
+use ate_name::{ActorUid, Generation, NodeName, ObjectKey, WorkerUid};
 use ate_orders::NodeEvent;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -95,6 +95,10 @@ pub struct Node {
     blueprints: boxes::Blueprints,
     snapshots: snapshots::Snapshots,
     memories: memory::Memories,
+    /// One activation of an actor at a time.
+    arrivals: tier::Flights<ActorUid>,
+    /// The newest generation of each actor whose activation failed here.
+    spent: Mutex<HashMap<ActorUid, Generation>>,
     host: host::HostFacts,
     logs: logs::Logs,
     workers: Mutex<HashMap<WorkerUid, Arc<workers::Handle>>>,
@@ -129,6 +133,8 @@ impl Node {
                 config.storage.clone(),
             ),
             memories: memory::Memories::default(),
+            arrivals: tier::Flights::default(),
+            spent: Mutex::default(),
             host: host::HostFacts::read(),
             logs: logs::Logs::open(&directory("logs")),
             workers: Mutex::default(),

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use ate_name::{ActorUid, Generation, NodeName, OpId, WorkerUid};
 use ate_orders::{
-    Activate, Activated, Capture, Captured, ExecOrder, Exit, LogsOrder, NodeError, Nodes, Output, Phase, SnapshotOrder,
-    Source, Stored,
+    Activate, Activated, Capture, Captured, ExecOrder, Exit, LogsOrder, NodeError, NodeReport, Nodes, Output, Phase,
+    SnapshotOrder, Source, Stored,
 };
 use ate_snapshot::{
     ActorIdentity, Asset, DataKey, Expectation, Host, InstanceKey, Manifest, Scope, SecretExposure, SnapshotKey,
@@ -31,6 +31,9 @@ const PLATFORM: &str = "systrap";
 
 /// Room beyond what the sandbox uses, for the parts of an image that are not memory.
 const IMAGE_SLACK: usize = 8 << 20;
+
+/// Actors remembered whose activation failed. A copy of the order is late by seconds; this many do not fail within them.
+const REMEMBERED: usize = 10_000;
 
 /// What a worker has given up and nobody has stored yet.
 #[derive(Debug)]
@@ -70,7 +73,27 @@ struct Loaded {
 }
 
 impl Node {
+    /// An order that is given twice is carried out once, and one that failed is not tried again by a copy that comes late:
+    /// whoever gave it has gone on to another generation.
     async fn run_activate(self: &Arc<Self>, order: Activate) -> Result<Activated, NodeError> {
+        let (actor, generation) = (order.identity.uid, order.identity.generation);
+        let flight = self.arrivals.of(&actor);
+        let _one = flight.lock().await;
+        if self.spent.lock().get(&actor).is_some_and(|spent| *spent >= generation) {
+            return Err(NodeError::Stale);
+        }
+        let activated = self.bring_in(order).await;
+        if activated.is_err() {
+            let mut spent = self.spent.lock();
+            if spent.len() >= REMEMBERED {
+                spent.clear();
+            }
+            spent.insert(actor, generation);
+        }
+        activated
+    }
+
+    async fn bring_in(self: &Arc<Self>, order: Activate) -> Result<Activated, NodeError> {
         let handle = self.worker(order.worker)?;
         let mut laps = Laps::start();
         let _turn = self.turns.acquire().await.map_err(|_| NodeError::WorkerGone)?;
@@ -356,6 +379,8 @@ impl Node {
             true => None,
             false => Some(self.unseal(&order.sealed_key, order.identity.uid)?),
         };
+        let flight = self.snapshots.flights.of(&key);
+        let _one = flight.lock().await;
         let in_hand = self.captured.lock().remove(&order.op);
         let Some(in_hand) = in_hand else {
             // Asked twice, or after a restart: what matters is whether it is there.
@@ -552,7 +577,10 @@ fn from_link(error: LinkError) -> NodeError {
 }
 
 fn unusable(error: SnapshotError) -> NodeError {
-    NodeError::Refused(ate_orders::chain(&error))
+    match error {
+        SnapshotError::Missing { key, .. } => NodeError::NoSnapshot(key),
+        error => NodeError::Refused(ate_orders::chain(&error)),
+    }
 }
 
 /// The one node of a lone machine, as the control plane sees nodes.
@@ -567,6 +595,14 @@ impl LocalNode {
 
 #[async_trait::async_trait]
 impl Nodes for LocalNode {
+    async fn report(&self, node: &NodeName) -> Result<NodeReport, NodeError> {
+        let node = self.check(node)?;
+        let (workers, retained) = node.reports().await;
+        let mut holding: std::collections::BTreeSet<OpId> = node.captured.lock().keys().copied().collect();
+        holding.extend(retained);
+        Ok(NodeReport { workers, holding: holding.into_iter().collect(), only_here: node.snapshots.only_here() })
+    }
+
     async fn activate(&self, node: &NodeName, order: Activate) -> Result<Activated, NodeError> {
         self.check(node)?.run_activate(order).await
     }
@@ -588,10 +624,23 @@ impl Nodes for LocalNode {
         self.check(node)?.run_store(order).await
     }
 
+    async fn release(&self, node: &NodeName, op: OpId) -> Result<(), NodeError> {
+        let node = self.check(node)?;
+        node.captured.lock().remove(&op);
+        for handle in node.handles() {
+            // One that is gone holds nothing.
+            let _ = handle.link.call(Command::Release { op }, &[]).await;
+        }
+        Ok(())
+    }
+
     async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError> {
         let key = SnapshotKey::parse(prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
         let uploaded = self.check(node)?.snapshots.upload(&key).await;
-        uploaded.map_err(|error| NodeError::Failed(ate_orders::chain(&error)))
+        uploaded.map_err(|error| match error {
+            SnapshotError::Missing { key, .. } => NodeError::NoSnapshot(key),
+            error => NodeError::Failed(ate_orders::chain(&error)),
+        })
     }
 
     async fn discard(

@@ -5,7 +5,7 @@
 //!   load:  manifest (its digest is in the actor's record) ─▶ file ─▶ open ─▶ delta ─▶ straight into memory
 //! ```
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -21,6 +21,9 @@ use ate_sys::Memory;
 use parking_lot::Mutex;
 
 use crate::tier::Flights;
+
+/// The mark of a snapshot that is in no durable storage yet: its place there.
+const ONLY_HERE: &str = "only-here";
 
 /// Golden images kept decoded. A node runs few templates at a time; one that is not here is decoded again.
 const BASES_KEPT: usize = 8;
@@ -64,18 +67,30 @@ pub(crate) struct Snapshots {
     bases: Mutex<HashMap<SnapshotKey, Arc<LoadedBase>>>,
     /// Beyond this disk; `None` if this disk is all there is.
     pub(crate) blobs: Option<Blobs>,
-    pub(crate) flights: Flights,
+    /// Complete, and not yet in durable storage. Each has a mark beside its files, so that they are known after a restart.
+    only_here: Mutex<HashSet<SnapshotKey>>,
+    pub(crate) flights: Flights<SnapshotKey>,
 }
 
 impl Snapshots {
     pub(crate) fn open(directory: &Path, scratch: &Path, blobs: Option<Blobs>) -> Self {
+        let marked = if blobs.is_some() { marked(directory) } else { HashSet::new() };
         Self {
             directory: directory.to_owned(),
             scratch: scratch.to_owned(),
             bases: Mutex::default(),
             blobs,
+            only_here: Mutex::new(marked),
             flights: Flights::default(),
         }
+    }
+
+    /// Those that wait to be uploaded, or were never meant to be.
+    pub(crate) fn only_here(&self) -> Vec<String> {
+        if self.blobs.is_none() {
+            return Vec::new();
+        }
+        self.only_here.lock().iter().map(ToString::to_string).collect()
     }
 
     /// Sets room aside on the disk, so that a full one is found out while the actor still lives.
@@ -161,6 +176,10 @@ impl Snapshots {
             .manifest
             .to_bytes()
             .map_err(|error| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() })?;
+        if self.blobs.is_some() {
+            std::fs::write(directory.join(ONLY_HERE), key.to_string()).map_err(io("mark the snapshot"))?;
+            self.only_here.lock().insert(key.clone());
+        }
         write_durably(&directory, MANIFEST, &bytes).map_err(io("write the manifest"))?;
         let size = unsaved.manifest.files.iter().map(|file| file.stored.length).sum();
         if unsaved.manifest.golden
@@ -347,6 +366,17 @@ impl Snapshots {
             let _ = std::fs::remove_file(old.path().join(MANIFEST));
             let _ = std::fs::remove_dir_all(old.path());
         }
+        self.only_here.lock().retain(|other| other.id.actor != key.id.actor || self.path(other) >= newest);
+    }
+
+    pub(crate) fn is_only_here(&self, key: &SnapshotKey) -> bool {
+        self.only_here.lock().contains(key)
+    }
+
+    /// It is in durable storage now: what is here is a copy.
+    pub(crate) fn is_durable(&self, key: &SnapshotKey) {
+        let _ = std::fs::remove_file(self.path(key).join(ONLY_HERE));
+        self.only_here.lock().remove(key);
     }
 
     /// What was decoded of it is not to be relied on.
@@ -356,6 +386,7 @@ impl Snapshots {
 
     pub(crate) fn forget_here(&self, key: &SnapshotKey) -> io::Result<()> {
         let directory = self.path(key);
+        self.only_here.lock().remove(key);
         // Without its manifest it no longer exists, whatever happens next.
         let _ = std::fs::remove_file(directory.join(MANIFEST));
         match std::fs::remove_dir_all(&directory) {
@@ -368,6 +399,13 @@ impl Snapshots {
         self.bases.lock().remove(key);
         Ok(())
     }
+}
+
+/// The snapshots below a directory that carry the mark of those that are nowhere else.
+fn marked(directory: &Path) -> HashSet<SnapshotKey> {
+    let below = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    let marks = below(directory.to_owned()).flat_map(below).map(|snapshot| snapshot.join(ONLY_HERE));
+    marks.filter_map(|mark| SnapshotKey::parse(&std::fs::read_to_string(mark).ok()?).ok()).collect()
 }
 
 /// Written whole or not at all, and there after a power cut.

@@ -30,12 +30,19 @@ enum Wanted<'a> {
     Again,
 }
 
-/// One fetch of a snapshot at a time: a hundred actors of a template want the same golden.
-#[derive(Debug, Default)]
-pub(crate) struct Flights(Mutex<HashMap<SnapshotKey, Weak<tokio::sync::Mutex<()>>>>);
+/// One thing at a time is done to a snapshot, or to an actor: a hundred actors of a template want the same golden, an order
+/// is given twice, and what is being uploaded is to be removed.
+#[derive(Debug)]
+pub(crate) struct Flights<K>(Mutex<HashMap<K, Weak<tokio::sync::Mutex<()>>>>);
 
-impl Flights {
-    fn of(&self, key: &SnapshotKey) -> Arc<tokio::sync::Mutex<()>> {
+impl<K> Default for Flights<K> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Clone + Eq + std::hash::Hash> Flights<K> {
+    pub(crate) fn of(&self, key: &K) -> Arc<tokio::sync::Mutex<()>> {
         let mut flights = self.0.lock();
         flights.retain(|_, flight| flight.strong_count() > 0);
         if let Some(flight) = flights.get(key).and_then(Weak::upgrade) {
@@ -65,16 +72,30 @@ impl Snapshots {
     /// Brings a snapshot of this disk to durable storage: its files, then its manifest.
     pub(crate) async fn upload(&self, key: &SnapshotKey) -> Result<(), SnapshotError> {
         let Some(blobs) = &self.blobs else { return Ok(()) };
+        let flight = self.flights.of(key);
+        let _one = flight.lock().await;
+        // Brought there before. It may have been removed there since then, and must not come back.
+        if self.is_here(key) && !self.is_only_here(key) {
+            return Ok(());
+        }
         let directory = self.path(key);
         let io = |what| move |source| SnapshotError::Io { what, key: key.to_string(), source };
-        let bytes = read(directory.join(MANIFEST)).await.map_err(io("read the manifest"))?;
+        let bytes = match read(directory.join(MANIFEST)).await {
+            // Brought there before, and then evicted here.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return blobs.get_bytes(&object(key, MANIFEST)?, MAX_MANIFEST).await.map(drop).map_err(storage(key));
+            }
+            read => read.map_err(io("read the manifest"))?,
+        };
         let manifest = Manifest::read_unverified(&bytes)
             .map_err(|error| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() })?;
         for file in &manifest.files {
             let source = File::open(directory.join(file.name.as_str())).map_err(io("open a file"))?;
             blobs.put_new(&object(key, file.name.as_str())?, source).await.map_err(storage(key))?;
         }
-        blobs.put_new(&object(key, MANIFEST)?, Bytes::from(bytes)).await.map_err(storage(key))
+        blobs.put_new(&object(key, MANIFEST)?, Bytes::from(bytes)).await.map_err(storage(key))?;
+        self.is_durable(key);
+        Ok(())
     }
 
     /// The snapshot's manifest, after seeing to it that the snapshot and what it is a difference to are on this disk.
@@ -151,6 +172,8 @@ impl Snapshots {
 
     /// Removes a snapshot, here and in durable storage.
     pub(crate) async fn forget(&self, key: &SnapshotKey) -> Result<(), SnapshotError> {
+        let flight = self.flights.of(key);
+        let _one = flight.lock().await;
         self.forget_here(key).map_err(|source| SnapshotError::Io {
             what: "remove the files",
             key: key.to_string(),

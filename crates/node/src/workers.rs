@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ate_name::{ActorUid, Generation, ObjectKey, TemplateUid, WorkerUid};
-use ate_orders::{Identity, NodeEvent, WorkerReport, Workload};
+use ate_name::{ActorUid, Generation, ObjectKey, OpId, TemplateUid, WorkerUid};
+use ate_orders::{Hosted, Identity, NodeEvent, WorkerReport, Workload};
 use ate_sys::{Cgroup, Limits, SocketPath};
 use ate_worker::WorkerLink;
 use ate_worker::link::{self, Answer, BoxKind};
@@ -134,21 +134,40 @@ impl Handle {
         self.directory.join("link").join(ate_worker::INGRESS_SOCKET)
     }
 
-    async fn report(&self) -> Option<WorkerReport> {
+    /// As the worker itself says; `None` if it is gone.
+    async fn report(&self) -> Option<(WorkerReport, Vec<OpId>)> {
         let Ok(Answer::Report(report)) = self.link.call(link::Command::Report, &[]).await else { return None };
         let report = *report;
         let mut state = self.state.lock();
         state.memory_bytes = report.hosted.as_ref().map_or(0, |hosted| hosted.memory_bytes);
         let warm: BTreeSet<TemplateUid> =
             report.warm.iter().filter_map(|kind| state.templates.get(kind).copied()).collect();
-        Some(WorkerReport {
+        drop(state);
+        Some((self.reported(report.hosted, warm), report.retained))
+    }
+
+    /// What the node itself knows.
+    fn presumed(&self) -> WorkerReport {
+        let state = self.state.lock();
+        let hosted = state.tenant.as_ref().map(|(identity, _, _)| Hosted {
+            identity: identity.clone(),
+            frozen: false,
+            idle: Duration::ZERO,
+            memory_bytes: state.memory_bytes,
+        });
+        drop(state);
+        self.reported(hosted, BTreeSet::new())
+    }
+
+    fn reported(&self, hosted: Option<Hosted>, warm: BTreeSet<TemplateUid>) -> WorkerReport {
+        WorkerReport {
             worker: self.birth.uid,
             pool: self.birth.pool.clone(),
             pod: self.birth.pod.clone(),
             ingress: self.ingress(),
-            hosted: report.hosted,
+            hosted,
             warm: warm.into_iter().collect(),
-        })
+        }
     }
 }
 
@@ -165,7 +184,7 @@ impl Node {
     }
 
     /// Takes over workers that outlived an earlier node and cleans up after those that did not. Returns those alive.
-    pub async fn adopt(self: &Arc<Self>) -> Vec<WorkerReport> {
+    pub async fn adopt(self: &Arc<Self>) {
         let directory = self.config.directory.join("workers");
         let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
         for entry in entries {
@@ -182,12 +201,6 @@ impl Node {
                 self.clean_up(birth.as_ref(), &path);
             }
         }
-        let handles: Vec<_> = self.workers.lock().values().cloned().collect();
-        let mut reports = Vec::new();
-        for handle in handles {
-            reports.extend(handle.report().await);
-        }
-        reports
     }
 
     async fn connect(self: &Arc<Self>, birth: &Birth, directory: &Path) -> Result<Arc<Handle>, NodeError> {
@@ -360,7 +373,7 @@ impl Node {
         };
         // Collected when it ends, so that it does not stay as a zombie.
         std::thread::spawn(move || child.wait());
-        if let Some(report) = handle.report().await {
+        if let Some((report, _)) = handle.report().await {
             let _ = self.events.send(NodeEvent::WorkerUp(report)).await;
         }
         Ok(())
@@ -399,14 +412,29 @@ impl Node {
                 () = tokio::time::sleep(REPORT_EVERY) => {}
                 () = self.stopping.cancelled() => return,
             }
-            let handles: Vec<_> = self.workers.lock().values().cloned().collect();
-            // Side by side, and not for long: one that is stuck must not silence the others.
-            let asked = handles.iter().map(|handle| tokio::time::timeout(REPORT_WITHIN, handle.report()));
-            let reports = futures::future::join_all(asked).await.into_iter().filter_map(Result::ok).flatten().collect();
+            let (reports, _) = self.reports().await;
             if self.events.send(NodeEvent::Report(reports)).await.is_err() {
                 return;
             }
         }
+    }
+
+    pub(crate) fn handles(&self) -> Vec<Arc<Handle>> {
+        self.workers.lock().values().cloned().collect()
+    }
+
+    /// Every worker, side by side, and not for long: one that is stuck must not silence the others. And the operations
+    /// whose images they keep.
+    pub(crate) async fn reports(&self) -> (Vec<WorkerReport>, Vec<OpId>) {
+        let handles = self.handles();
+        let asked = handles.iter().map(async |handle| {
+            let report = tokio::time::timeout(REPORT_WITHIN, handle.report()).await;
+            // Busy is not gone: what is known of it stands.
+            report.unwrap_or_else(|_| Some((handle.presumed(), Vec::new())))
+        });
+        let (reports, retained): (Vec<_>, Vec<_>) =
+            futures::future::join_all(asked).await.into_iter().flatten().unzip();
+        (reports, retained.concat())
     }
 
     pub fn workers(&self) -> Vec<WorkerUid> {

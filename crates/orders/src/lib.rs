@@ -8,8 +8,8 @@ mod node;
 mod workload;
 
 pub use node::{
-    Activate, Activated, Capture, Captured, ExecOrder, Exit, Hosted, Identity, LogsOrder, NodeError, NodeEvent, Nodes,
-    Output, Phase, Runtime, RuntimeAsset, SnapshotAt, SnapshotOrder, Source, Stored, WorkerReport,
+    Activate, Activated, Capture, Captured, ExecOrder, Exit, Hosted, Identity, LogsOrder, NodeError, NodeEvent,
+    NodeReport, Nodes, Output, Phase, Runtime, RuntimeAsset, SnapshotAt, SnapshotOrder, Source, Stored, WorkerReport,
 };
 pub use workload::{Container, EgressRule, Port, PortProtocol, Readyz, Workload};
 

@@ -151,6 +151,17 @@ pub struct WorkerReport {
     pub warm: Vec<ate_name::TemplateUid>,
 }
 
+/// What a node has, as it sees it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct NodeReport {
+    pub workers: Vec<WorkerReport>,
+    /// Operations whose images it keeps until they are stored.
+    pub holding: Vec<OpId>,
+    /// Snapshots that are on its disk and not in durable storage. What is in both is only a copy, the node's to keep or
+    /// to drop. None where the disk is all the durable storage there is.
+    pub only_here: Vec<String>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hosted {
     pub identity: Identity,
@@ -219,6 +230,9 @@ pub struct LogsOrder {
 pub enum NodeError {
     #[error("node {0} is not known")]
     UnknownNode(NodeName),
+    /// Whether the order arrived, and what became of it, is not known: repeat it.
+    #[error("the node cannot be reached: {0}")]
+    Unreachable(String),
     #[error("the worker is gone")]
     WorkerGone,
     #[error("the worker hosts somebody else")]
@@ -232,6 +246,9 @@ pub enum NodeError {
     /// The actor lives on.
     #[error("not saved, the actor runs on: {0}")]
     NotSaved(String),
+    /// It is neither on the node's disk nor in durable storage.
+    #[error("snapshot {0} is gone")]
+    NoSnapshot(String),
     /// Nothing of what the order speaks of was captured here.
     #[error("the node holds no image for this operation")]
     NothingCaptured,
@@ -245,6 +262,9 @@ pub enum NodeError {
 /// The nodes of an instance, reached however they are reached.
 #[async_trait::async_trait]
 pub trait Nodes: Send + Sync {
+    /// How the node is, as of now.
+    async fn report(&self, node: &NodeName) -> Result<NodeReport, NodeError>;
+
     async fn activate(&self, node: &NodeName, order: Activate) -> Result<Activated, NodeError>;
 
     /// Takes the actor out of its worker; the worker is free when this returns `Ok`.
@@ -255,6 +275,9 @@ pub trait Nodes: Send + Sync {
 
     /// Writes what was captured to the node's disk.
     async fn store(&self, node: &NodeName, order: SnapshotOrder) -> Result<Stored, NodeError>;
+
+    /// Nobody will ask for what was captured: it need not be kept.
+    async fn release(&self, node: &NodeName, op: OpId) -> Result<(), NodeError>;
 
     /// Brings a snapshot that is on the node's disk to durable storage.
     async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError>;

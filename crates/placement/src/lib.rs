@@ -4,7 +4,7 @@
 //! whatever the size of the fleet. The picture may be old; whoever acts on a choice checks it in the transaction that
 //! binds the worker.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use ate_actor::Lease;
 use ate_name::{ActorKey, ActorUid, Generation, NodeName, ObjectKey, TemplateUid, WorkerUid};
@@ -54,10 +54,10 @@ pub struct Wish<'a> {
 
 #[derive(Debug, Default)]
 pub struct Fleet {
-    workers: HashMap<WorkerUid, Worker>,
-    free: HashMap<ObjectKey, BTreeMap<NodeName, BTreeSet<WorkerUid>>>,
-    warm: HashMap<(ObjectKey, TemplateUid), BTreeSet<(NodeName, WorkerUid)>>,
-    frozen: HashMap<ObjectKey, BTreeSet<(Millis, WorkerUid)>>,
+    workers: BTreeMap<WorkerUid, Worker>,
+    free: BTreeMap<ObjectKey, BTreeMap<NodeName, BTreeSet<WorkerUid>>>,
+    warm: BTreeMap<(ObjectKey, TemplateUid), BTreeSet<(NodeName, WorkerUid)>>,
+    frozen: BTreeMap<ObjectKey, BTreeSet<(Millis, WorkerUid)>>,
 }
 
 impl Fleet {

@@ -15,9 +15,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use futures::stream::{BoxStream, StreamExt, unfold};
-use tokio::sync::watch;
 
-use crate::{Event, Mutation, Prefix, Revision, WatchError};
+use crate::{Event, Mutation, Prefix, Revision, Signal, Waiter, WatchError};
 
 /// Events a watcher looks at per turn. It keeps the ring's lock short when a narrow watcher skips over many.
 const TURN: usize = 256;
@@ -42,16 +41,17 @@ pub type Watch = BoxStream<'static, Result<Event, WatchError>>;
 #[derive(Debug)]
 pub struct Feed {
     ring: Arc<RwLock<Ring>>,
-    /// Grows with each publish; only wakes watchers, who then look at the ring.
-    head: watch::Sender<Revision>,
+    /// Only wakes watchers, who then look at the ring.
+    changed: Signal,
 }
 
 #[derive(Debug)]
 struct Ring {
     events: VecDeque<Arc<Event>>,
     bytes: usize,
-    /// All commits after this one are in the ring.
+    /// All commits after this one are in the ring, up to the head.
     floor: Revision,
+    head: Revision,
     limits: FeedLimits,
     closed: bool,
 }
@@ -59,41 +59,38 @@ struct Ring {
 impl Feed {
     /// A feed that knows nothing up to and including `start`.
     pub fn new(start: Revision, limits: FeedLimits) -> Self {
-        let ring = Ring { events: VecDeque::new(), bytes: 0, floor: start, limits, closed: false };
-        Self { ring: Arc::new(RwLock::new(ring)), head: watch::Sender::new(start) }
+        let ring = Ring { events: VecDeque::new(), bytes: 0, floor: start, head: start, limits, closed: false };
+        Self { ring: Arc::new(RwLock::new(ring)), changed: Signal::default() }
     }
 
     /// Shows durable commits to watchers. The caller publishes in revision order.
     pub fn publish(&self, events: impl IntoIterator<Item = Event>) {
-        let mut head = None;
         let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
         for event in events {
-            head = Some(event.revision);
+            ring.head = event.revision;
             ring.push(event);
         }
         drop(ring);
-        if let Some(head) = head {
-            self.head.send_replace(head);
-        }
+        self.changed.raise();
     }
 
     /// The store went on to `revision` without knowing what happened in between: every watcher behind it is ended.
     pub fn skip_to(&self, revision: Revision) {
-        if revision <= *self.head.borrow() {
+        let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
+        if revision <= ring.head {
             return;
         }
-        let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
         ring.events.clear();
         ring.bytes = 0;
-        ring.floor = revision;
+        (ring.floor, ring.head) = (revision, revision);
         drop(ring);
-        self.head.send_replace(revision);
+        self.changed.raise();
     }
 
     /// Watches show what was published and end. Dropping the feed does the same.
     pub fn close(&self) {
         self.ring.write().unwrap_or_else(PoisonError::into_inner).closed = true;
-        self.head.send_modify(|_| {});
+        self.changed.raise();
     }
 
     /// `current` is the store's revision; it may run ahead of what is published, and a list may have shown it.
@@ -107,13 +104,19 @@ impl Feed {
         }
         let cursor = Cursor {
             ring: self.ring.clone(),
-            head: self.head.subscribe(),
+            changed: self.changed.waiter(),
             prefix,
             seen: after,
             ready: VecDeque::new(),
             ended: false,
         };
         Ok(unfold(cursor, |mut cursor| async move { cursor.next().await.map(|item| (item, cursor)) }).boxed())
+    }
+}
+
+impl Drop for Feed {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
@@ -149,7 +152,7 @@ fn weight(event: &Event) -> usize {
 
 struct Cursor {
     ring: Arc<RwLock<Ring>>,
-    head: watch::Receiver<Revision>,
+    changed: Waiter,
     prefix: Prefix,
     seen: Revision,
     ready: VecDeque<Event>,
@@ -166,7 +169,7 @@ impl Cursor {
                 return None;
             }
             // Marked as seen before the look, so that a publish after the look wakes the wait below.
-            self.head.borrow_and_update();
+            self.changed.mark();
             match self.look() {
                 Err(lagged) => {
                     self.ended = true;
@@ -174,7 +177,7 @@ impl Cursor {
                 }
                 Ok((events, _)) if !events.is_empty() => self.take(&events),
                 Ok((_, true)) => self.ended = true,
-                Ok((_, false)) => self.head.changed().await.ok()?,
+                Ok((_, false)) => self.changed.changed().await,
             }
         }
     }

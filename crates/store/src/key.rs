@@ -18,11 +18,13 @@ pub enum Kind {
     Pool,
     Config,
     History,
+    Replica,
+    Node,
     Meta,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 9] = [
+    pub const ALL: [Kind; 11] = [
         Kind::Actor,
         Kind::Worker,
         Kind::Atespace,
@@ -31,6 +33,8 @@ impl Kind {
         Kind::Pool,
         Kind::Config,
         Kind::History,
+        Kind::Replica,
+        Kind::Node,
         Kind::Meta,
     ];
 
@@ -45,6 +49,8 @@ impl Kind {
             Kind::Pool => "pool",
             Kind::Config => "config",
             Kind::History => "history",
+            Kind::Replica => "replica",
+            Kind::Node => "node",
             Kind::Meta => "meta",
         }
     }

@@ -35,6 +35,7 @@ mod error;
 mod feed;
 mod key;
 mod memory;
+mod signal;
 
 use async_trait::async_trait;
 
@@ -46,6 +47,7 @@ pub use error::{CommitError, Fault, WatchError};
 pub use feed::{Feed, FeedLimits, Watch};
 pub use key::{Key, KeyError, Kind, MAX_PATH, MAX_SEGMENT, Prefix};
 pub use memory::MemoryStore;
+pub use signal::{Signal, Waiter};
 
 #[async_trait]
 pub trait Store: std::fmt::Debug + Send + Sync {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ate_name::{ActorUid, Generation, OpId};
 use ate_network::Interior;
-use ate_orders::chain;
+use ate_orders::{Identity, chain};
 use ate_sandbox::{LinkConfig, Reaper, SandboxError};
 use ate_sys::Memory;
 use parking_lot::Mutex;
@@ -28,6 +28,9 @@ use crate::{Config, ORPHANED_AFTER, WorkerError, egress, identity, ingress, name
 
 /// News not yet told. A tenant produces one per freeze or thaw; a node that is this far behind asks for a report.
 const EVENT_BUFFER: usize = 256;
+
+/// Actors remembered that were here. An order is late by seconds; this many do not come and go within them.
+const REMEMBERED: usize = 10_000;
 
 /// Replies and news on their way to the node.
 const OUTBOX: usize = 64;
@@ -54,6 +57,8 @@ struct Slot {
     sink: Sink,
     captures: HashMap<OpId, CancellationToken>,
     retained: HashMap<OpId, Retained>,
+    /// The newest generation of each actor that was tried here: an order that comes late, or twice, must not try again.
+    been_here: HashMap<ActorUid, Generation>,
 }
 
 /// What was captured and is not known to be stored.
@@ -264,10 +269,18 @@ impl Worker {
                 _ if slot.taken => return Err(Refusal::Busy),
                 _ => {}
             }
+            let Identity { uid, generation, .. } = activate.identity;
+            if slot.been_here.get(&uid).is_some_and(|been| *been >= generation) {
+                return Err(Refusal::Stale);
+            }
             let Some(warm) = slot.warm.get_mut(&activate.kind).and_then(Vec::pop) else {
                 return Err(Refusal::NotPrepared);
             };
             slot.taken = true;
+            if slot.been_here.len() >= REMEMBERED {
+                slot.been_here.clear();
+            }
+            slot.been_here.insert(uid, generation);
             warm
         };
         match self.bring_up(&activate, &warm, fds).await {

@@ -93,9 +93,10 @@ async fn a_copy_that_is_damaged_or_gone_is_fetched_from_durable_storage() {
     let reply = machine.count("space", "a").await;
     assert_eq!((reply.memory, reply.file), (expected + 1, expected + 1), "{reply:?}");
     machine.suspend("space", "a").await;
-    assert_eq!(files(storage.path(), "manifest.json").len(), 2, "the golden's and the newest");
+    let stored = || async { files(storage.path(), "manifest.json").len() };
+    machine.until("only the golden's and the newest are left", || async { stored().await == 2 }).await;
     machine.ate(&["delete", "actor", "a", "-a", "space"]).await;
-    assert_eq!(files(storage.path(), "manifest.json").len(), 1, "only the golden's");
+    machine.until("only the golden's is left", || async { stored().await == 1 }).await;
     machine.stop().await;
 }
 

@@ -2,7 +2,7 @@ use ate_name::{ActorKey, ActorUid, Generation, NodeName, ObjectKey, OpId, Templa
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Scope, Status};
+use crate::{Scope, Start, Status};
 
 fn actor() -> Actor {
     Actor::new(
@@ -46,7 +46,7 @@ fn walk(actor: Actor, events: impl IntoIterator<Item = Event>) -> Actor {
 }
 
 fn running() -> Actor {
-    walk(actor(), [Event::Bind { lease: lease(1), op: op(1) }, Event::Started { op: op(1) }])
+    walk(actor(), [Event::Bind { lease: lease(1), op: op(1), start: Start::Newest }, Event::Started { op: op(1) }])
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_save_that_failed_changes_nothing() {
 #[test]
 fn a_failed_start_stays_visible_without_holding_a_worker() {
     let (failed, effects) = actor()
-        .apply(Event::Bind { lease: lease(1), op: op(1) })
+        .apply(Event::Bind { lease: lease(1), op: op(1), start: Start::Newest })
         .unwrap()
         .0
         .apply(Event::Failed { op: op(1), reason: "no".into() })
@@ -122,7 +122,7 @@ fn a_failed_start_stays_visible_without_holding_a_worker() {
 
 #[test]
 fn news_of_another_operation_is_refused() {
-    let resuming = walk(actor(), [Event::Bind { lease: lease(1), op: op(1) }]);
+    let resuming = walk(actor(), [Event::Bind { lease: lease(1), op: op(1), start: Start::Newest }]);
     for late in [Event::Started { op: op(9) }, Event::Failed { op: op(9), reason: String::new() }] {
         assert_eq!(resuming.clone().apply(late), Err(Refused));
     }
@@ -146,7 +146,7 @@ fn fields_of_a_newer_build_survive() {
 fn any_event() -> impl Strategy<Value = Event> {
     let intent = prop_oneof![Just(Intent::Suspend), Just(Intent::Pause), Just(Intent::Idle)];
     prop_oneof![
-        (0..4u8, 0..4u8).prop_map(|(l, o)| Event::Bind { lease: lease(l), op: op(o) }),
+        (0..4u8, 0..4u8).prop_map(|(l, o)| Event::Bind { lease: lease(l), op: op(o), start: Start::Newest }),
         (0..4u8).prop_map(|o| Event::Started { op: op(o) }),
         (0..4u8).prop_map(|o| Event::Failed { op: op(o), reason: "x".into() }),
         (0..4u8).prop_map(|o| Event::GaveUp { op: op(o) }),
@@ -179,6 +179,7 @@ proptest! {
                 }
             }
             prop_assert_eq!(after.lease(), held.as_ref());
+            prop_assert!(after.shows(&event, before.generation), "{:?} does not show in {:?}", event, after.phase);
             let bound = matches!(event, Event::Bind { .. });
             prop_assert_eq!(after.generation, if bound { before.generation.next() } else { before.generation });
             // Nothing but the loss of a node takes a snapshot away.

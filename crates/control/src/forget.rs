@@ -1,0 +1,90 @@
+//! What nobody refers to any more is removed: written down with the change that let go of it, done when it can be.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use ate_actor::Actor;
+use ate_name::{ActorUid, OpId};
+use ate_orders::NodeError;
+use ate_store::Change;
+
+use crate::drive::{Driver, Patience};
+use crate::records::{Forget, Job, encode, history_of, operation_key};
+use crate::{Control, ControlError};
+
+/// History entries removed per transaction when an actor is deleted.
+const HISTORY_STEP: usize = 100;
+
+impl Forget {
+    /// What a transition lets go of.
+    pub(crate) fn between(before: &Actor, after: &Actor) -> Option<Self> {
+        let kept: BTreeSet<&str> = after.references().map(|snapshot| snapshot.prefix.as_str()).collect();
+        Self::of(before, |prefix| !kept.contains(prefix))
+    }
+
+    /// Everything of an actor that is deleted.
+    pub(crate) fn all(actor: &Actor) -> Self {
+        let snapshots = Self::of(actor, |_| true);
+        let empty = Self { gone: None, node: None, prefixes: Vec::new() };
+        Self { gone: Some(actor.uid), ..snapshots.unwrap_or(empty) }
+    }
+
+    fn of(actor: &Actor, which: impl Fn(&str) -> bool) -> Option<Self> {
+        let prefixes: BTreeSet<String> =
+            actor.references().map(|snapshot| snapshot.prefix.clone()).filter(|prefix| which(prefix)).collect();
+        let node = actor.snapshots.local.as_ref().map(|(_, node)| node.clone());
+        (!prefixes.is_empty()).then(|| Self { gone: None, node, prefixes: prefixes.into_iter().collect() })
+    }
+}
+
+impl Control {
+    /// Adds the operation that removes things to the change that lets go of them.
+    pub(crate) fn with_forget(&self, change: Change, op: OpId, forget: Forget) -> Change {
+        change.put(operation_key(op), encode(&self.operation(op, Job::Forget(forget))))
+    }
+
+    /// Removes things behind whoever let go of them.
+    pub(crate) fn forget_behind(self: &Arc<Self>, driver: Driver, forget: Forget) -> tokio::task::JoinHandle<()> {
+        let control = Arc::clone(self);
+        self.tasks.spawn(async move {
+            if let Err(error) = control.forget(&driver, &forget).await {
+                tracing::warn!(op = %driver.op, %error, "what nobody refers to is not removed yet");
+            }
+        })
+    }
+
+    pub(crate) async fn forget(self: &Arc<Self>, driver: &Driver, forget: &Forget) -> Result<(), ControlError> {
+        let mut patience = Patience::new();
+        let mut node = forget.node.clone();
+        while !forget.prefixes.is_empty() || forget.gone.is_some() {
+            let Some(to) = node.clone().or_else(|| self.any_node()) else {
+                patience.wait(self).await?;
+                continue;
+            };
+            match self.nodes.forget(&to, forget.gone, forget.prefixes.clone()).await {
+                Ok(()) => break,
+                // Its disk is gone with it; what is in durable storage can be removed by any.
+                Err(NodeError::UnknownNode(_)) => node = None,
+                // Should it come back, what only it has is found there.
+                Err(NodeError::Unreachable(_)) if self.is_gone_for_good(&to) => node = None,
+                Err(error) => tracing::warn!(node = %to, %error, "snapshots are not removed yet"),
+            }
+            patience.wait(self).await?;
+        }
+        if let Some(gone) = forget.gone {
+            self.forget_history(gone).await?;
+        }
+        self.close(driver.op).await
+    }
+
+    async fn forget_history(&self, uid: ActorUid) -> Result<(), ControlError> {
+        loop {
+            let page = self.store.list(&history_of(uid), None, HISTORY_STEP).await?;
+            if page.records.is_empty() {
+                return Ok(());
+            }
+            let change = page.records.into_iter().fold(Change::new(), |change, record| change.delete(record.key));
+            self.store.commit(change).await?;
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Nodes that register, and what becomes of those that fall silent.
+//!
+//! ```text
+//!   node     asked ──── renewed until asked + its lease ───▶ | stops serving
+//!   replica        saw ─────────── silent for node_lease ──────────▶ | given up: its actors are others' now
+//!                                                                    ├─ node_grace ─▶ | what only it had is lost
+//! ```
+//!
+//! Each counts with its own clock, the node from the earlier moment and for the shorter time: so it has stopped serving
+//! before anybody else may run its actors.
+
+use std::sync::Arc;
+
+use ate_name::{NodeName, SessionId};
+use ate_store::{Change, CommitError, Kind, Prefix, Record};
+
+use crate::records::{NodeRecord, Read, encode, node_key};
+use crate::{Control, ControlError};
+
+/// What a node is told when it says that it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renewal {
+    Renewed,
+    /// It was given up: whatever it runs is of the past. It ends all of it and registers with a new session.
+    Over,
+}
+
+impl Control {
+    /// A node says that it lives. The first time of a session registers it.
+    pub async fn renew_node(
+        &self,
+        node: &NodeName,
+        session: SessionId,
+        endpoint: &str,
+    ) -> Result<Renewal, ControlError> {
+        loop {
+            let known = self.store.get(&node_key(node)).await?.map(Read::<NodeRecord>::decode).transpose()?;
+            let record = match &known {
+                Some(read) if read.value.session == session && read.value.given_up => return Ok(Renewal::Over),
+                Some(read) => NodeRecord {
+                    session,
+                    beat: read.value.beat + 1,
+                    endpoint: endpoint.to_owned(),
+                    given_up: false,
+                    unknown: read.value.unknown.clone(),
+                },
+                None => NodeRecord {
+                    session,
+                    beat: 1,
+                    endpoint: endpoint.to_owned(),
+                    given_up: false,
+                    unknown: Default::default(),
+                },
+            };
+            let change = match &known {
+                Some(read) => Change::new().replace(&read.record, encode(&record)),
+                None => Change::new().create(node_key(node), encode(&record)),
+            };
+            match self.store.commit(change).await {
+                Ok(_) => return Ok(Renewal::Renewed),
+                Err(CommitError::Conflict { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// The nodes that registered and are not given up.
+    pub fn registered_nodes(&self) -> Vec<(NodeName, NodeRecord)> {
+        let known = |node: NodeName| self.known_nodes.last(&node).map(|(record, _)| (node, record));
+        self.known_nodes.all().into_iter().filter_map(known).filter(|(_, record)| !record.given_up).collect()
+    }
+
+    pub(crate) fn note_node(&self, record: &Record) -> Result<(), ControlError> {
+        let node = Read::<NodeRecord>::decode(record.clone())?.value;
+        self.known_nodes.note(NodeName::new(record.key.path()), node);
+        Ok(())
+    }
+
+    pub(crate) async fn load_nodes(&self) -> Result<(), ControlError> {
+        let mut after = None::<String>;
+        loop {
+            let page = self.store.list(&Prefix::all(Kind::Node), after.as_deref(), ate_store::MAX_PAGE_RECORDS).await?;
+            page.records.iter().try_for_each(|record| self.note_node(record))?;
+            after = page.records.last().map(|record| record.key.path().to_owned());
+            if !page.more {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether what only this node has must be given up too.
+    pub(crate) fn is_gone_for_good(&self, node: &NodeName) -> bool {
+        self.known_nodes.last(node).is_some_and(|(record, since)| record.given_up && since >= self.settings.node_grace)
+    }
+
+    /// Gives up nodes that are silent, and sees to it that none of their workers is left.
+    pub(crate) async fn watch_nodes(self: Arc<Self>) {
+        loop {
+            for node in self.known_nodes.all() {
+                if let Err(error) = self.judge_node(&node).await {
+                    tracing::warn!(%node, %error, "a silent node could not be given up yet");
+                }
+            }
+            tokio::select! {
+                biased;
+                () = self.stopping.cancelled() => return,
+                () = tokio::time::sleep(self.settings.sweep) => {}
+            }
+        }
+    }
+
+    async fn judge_node(self: &Arc<Self>, node: &NodeName) -> Result<(), ControlError> {
+        let Some((known, silence)) = self.known_nodes.last(node) else { return Ok(()) };
+        if !known.given_up {
+            if silence < self.settings.node_lease {
+                return Ok(());
+            }
+            let Some(record) = self.store.get(&node_key(node)).await? else { return Ok(()) };
+            self.note_node(&record)?;
+            let read = Read::<NodeRecord>::decode(record)?;
+            // It may have spoken while nobody told us.
+            if read.value != known {
+                return Ok(());
+            }
+            let given_up = NodeRecord { given_up: true, ..read.value };
+            match self.store.commit(Change::new().replace(&read.record, encode(&given_up))).await {
+                Ok(_) => tracing::warn!(%node, "a node has been silent for too long and is given up"),
+                Err(CommitError::Conflict { .. }) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let workers: Vec<_> = self
+            .fleet
+            .lock()
+            .iter()
+            .filter(|worker| worker.lease.node == *node)
+            .map(|worker| worker.lease.worker)
+            .collect();
+        for worker in workers {
+            self.worker_gone(worker, "its node has been silent for too long").await?;
+        }
+        Ok(())
+    }
+
+    /// Compares a node's workers with the store, at once and from time to time, until the server stops.
+    pub async fn look_after(self: Arc<Self>, node: NodeName) {
+        loop {
+            let given_up = self.known_nodes.last(&node).is_some_and(|(record, _)| record.given_up);
+            if !given_up && let Err(error) = self.reconcile(&node).await {
+                tracing::warn!(%node, %error, "a node could not be compared with the store");
+            }
+            tokio::select! {
+                biased;
+                () = self.stopping.cancelled() => return,
+                () = tokio::time::sleep(self.settings.reconcile) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,732 @@
+//! Nodes, workers and sandboxes that do what orders say and can lose everything they have; and durable storage.
+//!
+//! What a sandbox holds is a count, raised by each request, and a nonce that it drew when it booted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ate_name::{ActorUid, Digest, Generation, NodeName, ObjectKey, OpId, SessionId, WorkerUid};
+use ate_orders::{
+    Activate, Activated, Capture, Captured, Exit, Hosted, Identity, NodeError, NodeEvent, NodeReport, SnapshotOrder,
+    Source, Stored, WorkerReport,
+};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::world::World;
+
+/// After so long without a request a sandbox is frozen.
+const FROZEN_AFTER: Duration = Duration::from_secs(2);
+
+/// How long a node serves after it asked for its last renewal. Shorter than the control plane's lease.
+pub(crate) const SERVES_FOR: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct App {
+    pub(crate) count: u64,
+    pub(crate) nonce: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Sandbox {
+    identity: Identity,
+    app: App,
+    /// Requests that have not been answered.
+    visitors: usize,
+    /// On its way out: nobody may enter.
+    leaving: bool,
+    idle_since: Instant,
+}
+
+#[derive(Clone, Debug)]
+struct Snapshot {
+    app: App,
+    manifest: Digest,
+    /// Of one on a disk: it was brought to durable storage, and is a copy.
+    uploaded: bool,
+}
+
+#[derive(Debug)]
+struct Worker {
+    pod: String,
+    sandbox: Option<Sandbox>,
+    /// Being filled by an activation, or full.
+    taken: bool,
+    arriving: Option<Identity>,
+    retained: BTreeMap<OpId, App>,
+    /// The newest generation of each actor that was here.
+    been_here: BTreeMap<ActorUid, Generation>,
+}
+
+#[derive(Debug)]
+struct Node {
+    /// Grows with every start of its process; what an older one began does not end.
+    life: u64,
+    up: bool,
+    session: SessionId,
+    /// Serves until then.
+    until: Instant,
+    workers: BTreeMap<WorkerUid, Worker>,
+    in_hand: BTreeMap<OpId, App>,
+    disk: BTreeMap<String, Snapshot>,
+    full: bool,
+    busy: BTreeSet<String>,
+    aborted: BTreeSet<OpId>,
+    /// Nobody reaches it, and it reaches nobody.
+    cut_off: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    world: Arc<World>,
+    nodes: Mutex<BTreeMap<NodeName, Node>>,
+    durable: Mutex<BTreeMap<String, Snapshot>>,
+    storage_away: Mutex<bool>,
+    pub(crate) pool: ObjectKey,
+    news: Mutex<Vec<tokio::sync::mpsc::Sender<(NodeName, NodeEvent)>>>,
+    pub(crate) store: std::sync::OnceLock<Arc<crate::store::Shared>>,
+}
+
+/// What a request meets at a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Met {
+    Counted(App),
+    /// The worker does not have exactly this actor, or is not there at all: nothing was done.
+    Stale,
+    /// The answer never came: it may have been counted.
+    Nothing,
+}
+
+impl Cluster {
+    pub(crate) fn new(world: Arc<World>, nodes: usize, workers: usize) -> Arc<Self> {
+        let pool = ObjectKey::new("sim", "pool");
+        let cluster = Self {
+            world,
+            nodes: Mutex::default(),
+            durable: Mutex::default(),
+            storage_away: Mutex::new(false),
+            pool,
+            news: Mutex::default(),
+            store: std::sync::OnceLock::new(),
+        };
+        for n in 0..nodes {
+            let node = Node {
+                life: 0,
+                up: true,
+                session: SessionId::from_random(cluster.world.dice.bytes()),
+                until: Instant::now(),
+                workers: (0..workers).map(|_| cluster.new_worker()).collect(),
+                in_hand: BTreeMap::new(),
+                disk: BTreeMap::new(),
+                full: false,
+                busy: BTreeSet::new(),
+                aborted: BTreeSet::new(),
+                cut_off: false,
+            };
+            cluster.nodes.lock().insert(NodeName::new(format!("node-{n}")), node);
+        }
+        Arc::new(cluster)
+    }
+
+    fn new_worker(&self) -> (WorkerUid, Worker) {
+        let uid = WorkerUid::from_random(self.world.dice.bytes());
+        let pod = format!("pool-{}", &uid.to_string()[..8]);
+        (
+            uid,
+            Worker {
+                pod,
+                sandbox: None,
+                taken: false,
+                arriving: None,
+                retained: BTreeMap::new(),
+                been_here: BTreeMap::new(),
+            },
+        )
+    }
+
+    pub(crate) fn names(&self) -> Vec<NodeName> {
+        self.nodes.lock().keys().cloned().collect()
+    }
+
+    /// News from every node from here on.
+    pub(crate) fn subscribe(&self) -> tokio::sync::mpsc::Receiver<(NodeName, NodeEvent)> {
+        let (news, told) = tokio::sync::mpsc::channel(1000);
+        self.news.lock().push(news);
+        told
+    }
+
+    fn tell(&self, node: &NodeName, event: &NodeEvent) {
+        self.news.lock().retain(|news| !news.is_closed());
+        for news in self.news.lock().iter() {
+            // What is missed is made good by the next comparison.
+            if !self.world.dice.happens(self.world.weather().lost) {
+                let _ = news.try_send((node.clone(), event.clone()));
+            }
+        }
+    }
+
+    pub(crate) fn is_durable(&self, prefix: &str) -> bool {
+        self.durable.lock().contains_key(prefix)
+    }
+
+    // What goes wrong.
+
+    pub(crate) fn set_storage_away(&self, away: bool) {
+        self.world.say(format_args!("durable storage is {}", if away { "away" } else { "back" }));
+        *self.storage_away.lock() = away;
+    }
+
+    pub(crate) fn set_full(&self, name: &NodeName, full: bool) {
+        if let Some(node) = self.nodes.lock().get_mut(name) {
+            self.world.say(format_args!("the disk of {name} is {}", if full { "full" } else { "free again" }));
+            node.full = full;
+        }
+    }
+
+    pub(crate) fn set_cut_off(&self, name: &NodeName, cut_off: bool) {
+        if let Some(node) = self.nodes.lock().get_mut(name) {
+            self.world.say(format_args!("{name} is {}", if cut_off { "cut off" } else { "reached again" }));
+            node.cut_off = cut_off;
+        }
+    }
+
+    /// The node's process dies; its workers live on.
+    pub(crate) fn kill_node(&self, name: &NodeName) {
+        if let Some(node) = self.nodes.lock().get_mut(name) {
+            self.world.say(format_args!("{name} is killed"));
+            node.up = false;
+            node.life += 1;
+            node.in_hand.clear();
+            node.busy.clear();
+            node.aborted.clear();
+            for worker in node.workers.values_mut() {
+                (worker.taken, worker.arriving) = (worker.sandbox.is_some(), None);
+            }
+        }
+    }
+
+    /// The machine loses power: everything but its disk is gone.
+    pub(crate) fn power_off(&self, name: &NodeName) {
+        self.kill_node(name);
+        if let Some(node) = self.nodes.lock().get_mut(name) {
+            self.world.say(format_args!("{name} loses its power"));
+            let count = node.workers.len();
+            node.workers = (0..count).map(|_| self.new_worker()).collect();
+        }
+    }
+
+    pub(crate) fn wipe_disk(&self, name: &NodeName) {
+        if let Some(node) = self.nodes.lock().get_mut(name) {
+            self.world.say(format_args!("{name} loses its disk"));
+            node.disk.clear();
+        }
+    }
+
+    pub(crate) fn start_node(&self, name: &NodeName) {
+        if let Some(node) = self.nodes.lock().get_mut(name) {
+            self.world.say(format_args!("{name} starts"));
+            node.up = true;
+            // It has what its workers kept for it.
+            node.in_hand =
+                node.workers.values().flat_map(|worker| worker.retained.iter().map(|(op, app)| (*op, *app))).collect();
+        }
+    }
+
+    pub(crate) fn kill_worker(&self, name: &NodeName) {
+        let mut nodes = self.nodes.lock();
+        let Some(node) = nodes.get_mut(name) else { return };
+        let workers: Vec<_> = node.workers.keys().copied().collect();
+        let Some(&worker) = self.world.dice.pick(&workers) else { return };
+        self.world.say(format_args!("worker {worker} of {name} is killed"));
+        if let Some(gone) = node.workers.remove(&worker) {
+            // The node holds what it took out of it.
+            drop(gone);
+        }
+        node.workers.extend([self.new_worker()]);
+        let up = node.up;
+        drop(nodes);
+        if up {
+            self.tell(name, &NodeEvent::WorkerGone { worker });
+        }
+    }
+
+    pub(crate) fn kill_sandbox(&self, name: &NodeName) {
+        let mut nodes = self.nodes.lock();
+        let Some(node) = nodes.get_mut(name) else { return };
+        let hosts: Vec<_> =
+            node.workers.iter().filter(|(_, worker)| worker.sandbox.is_some()).map(|(uid, _)| *uid).collect();
+        let Some(&worker) = self.world.dice.pick(&hosts) else { return };
+        let Some(sandbox) = node.workers.get_mut(&worker).and_then(|worker| worker.sandbox.take()) else { return };
+        self.world.say(format_args!("the sandbox of {} in {worker} ends", sandbox.identity.key));
+        let up = node.up;
+        if let Some(worker) = node.workers.get_mut(&worker) {
+            worker.taken = false;
+        }
+        drop(nodes);
+        if up {
+            let Identity { uid: actor, generation, .. } = sandbox.identity;
+            self.tell(name, &NodeEvent::Ended { worker, actor, generation, exit: Exit::Killed });
+        }
+    }
+
+    // What nodes do by themselves.
+
+    /// What a node needs to say that it lives; `None` while it is down or cut off.
+    pub(crate) fn renewal(&self, name: &NodeName) -> Option<SessionId> {
+        self.nodes.lock().get(name).filter(|node| node.up && !node.cut_off).map(|node| node.session)
+    }
+
+    pub(crate) fn renewed(&self, name: &NodeName, asked: Instant) {
+        if let Some(node) = self.nodes.lock().get_mut(name) {
+            node.until = node.until.max(asked + SERVES_FOR);
+        }
+    }
+
+    /// It was given up: everything it runs is of the past.
+    pub(crate) fn session_over(&self, name: &NodeName, session: SessionId) {
+        let mut nodes = self.nodes.lock();
+        let Some(node) = nodes.get_mut(name).filter(|node| node.session == session) else { return };
+        self.world.say(format_args!("{name} ends what it runs and registers anew"));
+        node.session = SessionId::from_random(self.world.dice.bytes());
+        // Orders for the old ones may still be on their way.
+        let count = node.workers.len();
+        node.workers = (0..count).map(|_| self.new_worker()).collect();
+    }
+
+    fn reports_of(&self, name: &NodeName) -> Option<Vec<WorkerReport>> {
+        let nodes = self.nodes.lock();
+        let node = nodes.get(name).filter(|node| node.up && !node.cut_off)?;
+        let reports = node.workers.iter().map(|(uid, worker)| WorkerReport {
+            worker: *uid,
+            pool: self.pool.clone(),
+            pod: worker.pod.clone(),
+            ingress: PathBuf::from(name.as_str()).join(uid.to_string()),
+            hosted: worker.sandbox.as_ref().map(|sandbox| Hosted {
+                identity: sandbox.identity.clone(),
+                frozen: sandbox.visitors == 0 && sandbox.idle_since.elapsed() > FROZEN_AFTER,
+                idle: if sandbox.visitors == 0 { sandbox.idle_since.elapsed() } else { Duration::ZERO },
+                memory_bytes: 1 << 20,
+            }),
+            warm: Vec::new(),
+        });
+        Some(reports.collect())
+    }
+
+    /// Tells everybody how its workers are.
+    pub(crate) fn tell_report(&self, name: &NodeName) {
+        if let Some(reports) = self.reports_of(name) {
+            self.tell(name, &NodeEvent::Report(reports));
+        }
+    }
+
+    /// A request at a worker's door.
+    pub(crate) async fn request(&self, ingress: &std::path::Path, actor: ActorUid, generation: Generation) -> Met {
+        let mut parts = ingress.iter().filter_map(|part| part.to_str());
+        let (Some(name), Some(worker)) = (parts.next().map(NodeName::new), parts.next()) else { return Met::Nothing };
+        let Ok(worker) = WorkerUid::parse(worker) else { return Met::Nothing };
+        self.world.pass().await;
+        if self.world.dice.happens(self.world.weather().lost) {
+            return Met::Nothing;
+        }
+        {
+            let mut nodes = self.nodes.lock();
+            let Some(node) = nodes.get_mut(&name) else { return Met::Nothing };
+            if node.until < Instant::now() {
+                return Met::Stale;
+            }
+            let Some(sandbox) = node.workers.get_mut(&worker).map(|worker| &mut worker.sandbox) else {
+                return Met::Stale;
+            };
+            match sandbox {
+                Some(here) if here.identity.uid == actor && here.identity.generation == generation && !here.leaving => {
+                    here.visitors += 1;
+                }
+                _ => return Met::Stale,
+            }
+        }
+        self.world.pass().await;
+        let counted = {
+            let mut nodes = self.nodes.lock();
+            let Some(node) = nodes.get_mut(&name) else { return Met::Nothing };
+            let until = node.until;
+            let sandbox = node.workers.get_mut(&worker).and_then(|worker| worker.sandbox.as_mut());
+            match sandbox {
+                Some(here) if here.identity.uid == actor && here.identity.generation == generation => {
+                    here.visitors -= 1;
+                    here.idle_since = Instant::now();
+                    // Its connections are cut when it must no longer serve.
+                    if until < Instant::now() {
+                        return Met::Nothing;
+                    }
+                    here.app.count += 1;
+                    (here.app, here.identity.clone())
+                }
+                _ => return Met::Nothing,
+            }
+        };
+        let (counted, identity) = counted;
+        self.check_served(&identity).await;
+        self.world.pass().await;
+        match self.world.dice.happens(self.world.weather().lost) {
+            true => Met::Nothing,
+            false => Met::Counted(counted),
+        }
+    }
+
+    /// Only the sandbox at the actor's current generation gets requests.
+    async fn check_served(&self, identity: &Identity) {
+        let Some(store) = self.store.get() else { return };
+        let Identity { key, uid, generation, .. } = identity;
+        match store.actor(key).await {
+            Some(actor) if actor.uid == *uid && actor.generation == *generation => {}
+            now => {
+                let now = now.map(|actor| actor.generation);
+                self.world.broken(format!("generation {generation} of {key} was served, but it is at {now:?}"));
+            }
+        }
+    }
+
+    fn only_on(&self, name: &NodeName) -> Vec<String> {
+        let nodes = self.nodes.lock();
+        let disk = nodes.get(name).into_iter().flat_map(|node| &node.disk);
+        disk.filter(|(_, snapshot)| !snapshot.uploaded).map(|(prefix, _)| prefix.clone()).collect()
+    }
+
+    // What nodes are told.
+
+    /// Waits until an order has arrived at a node that is up; tells which life of it.
+    async fn arrive(&self, name: &NodeName) -> Result<u64, NodeError> {
+        self.world.pass().await;
+        let lost = self.world.dice.happens(self.world.weather().lost);
+        match self.nodes.lock().get(name) {
+            None => Err(NodeError::UnknownNode(name.clone())),
+            Some(node) if !node.up || node.cut_off || lost => Err(NodeError::Unreachable("simulated".into())),
+            Some(node) => Ok(node.life),
+        }
+    }
+
+    /// The way back of an answer.
+    async fn answer<T>(&self, name: &NodeName, life: u64, answer: Result<T, NodeError>) -> Result<T, NodeError> {
+        self.world.pass().await;
+        let lost = self.world.dice.happens(self.world.weather().lost);
+        match self.nodes.lock().get(name) {
+            Some(node) if node.up && !node.cut_off && node.life == life && !lost => answer,
+            _ => Err(NodeError::Unreachable("simulated: the answer did not arrive".into())),
+        }
+    }
+
+    fn on<T>(
+        &self,
+        name: &NodeName,
+        life: u64,
+        what: impl FnOnce(&mut Node) -> Result<T, NodeError>,
+    ) -> Result<T, NodeError> {
+        match self.nodes.lock().get_mut(name) {
+            Some(node) if node.up && node.life == life => what(node),
+            _ => Err(NodeError::Unreachable("simulated: it died".into())),
+        }
+    }
+
+    pub(crate) async fn report(&self, name: &NodeName) -> Result<NodeReport, NodeError> {
+        let life = self.arrive(name).await?;
+        let only_here = self.only_on(name);
+        let workers = self.reports_of(name).ok_or_else(|| NodeError::Unreachable("simulated".into()));
+        let holding = self.on(name, life, |node| {
+            let retained = node.workers.values().flat_map(|worker| worker.retained.keys());
+            Ok(node.in_hand.keys().chain(retained).copied().collect::<BTreeSet<_>>())
+        });
+        let report =
+            workers.and_then(|workers| Ok(NodeReport { workers, holding: holding?.into_iter().collect(), only_here }));
+        self.answer(name, life, report).await
+    }
+
+    pub(crate) async fn activate(&self, name: &NodeName, order: &Activate) -> Result<Activated, NodeError> {
+        let life = self.arrive(name).await?;
+        let done = self.activate_there(name, life, order).await;
+        self.answer(name, life, done.map(|()| Activated::default())).await
+    }
+
+    async fn activate_there(&self, name: &NodeName, life: u64, order: &Activate) -> Result<(), NodeError> {
+        // The same order given twice is carried out once.
+        while self.on(name, life, |node| {
+            let worker = node.workers.get(&order.worker).ok_or(NodeError::WorkerGone)?;
+            Ok(worker.arriving.as_ref() == Some(&order.identity))
+        })? {
+            self.world.pass().await;
+        }
+        let already = self.on(name, life, |node| {
+            let worker = node.workers.get_mut(&order.worker).ok_or(NodeError::WorkerGone)?;
+            match &worker.sandbox {
+                Some(sandbox) if sandbox.identity == order.identity => return Ok(true),
+                _ if worker.taken => return Err(NodeError::Busy),
+                _ => {}
+            }
+            let Identity { uid, generation, .. } = order.identity;
+            if worker.been_here.get(&uid).is_some_and(|been| *been >= generation) {
+                return Err(NodeError::Stale);
+            }
+            worker.taken = true;
+            worker.arriving = Some(order.identity.clone());
+            worker.been_here.insert(uid, generation);
+            Ok(false)
+        })?;
+        if already {
+            return Ok(());
+        }
+        self.world.pass().await;
+        let fails = self.world.dice.happens(self.world.weather().fails);
+        let app = match &order.source {
+            Source::Boot { .. } => Ok(App { count: 0, nonce: self.world.dice.draw() }),
+            Source::Snapshot { at, .. } => {
+                let here = self.on(name, life, |node| Ok(node.disk.get(&at.prefix).cloned()))?;
+                let found = here.or_else(|| self.durable.lock().get(&at.prefix).cloned());
+                match found {
+                    Some(snapshot) if snapshot.manifest == at.manifest => Ok(snapshot.app),
+                    _ => Err(NodeError::NoSnapshot(at.prefix.clone())),
+                }
+            }
+        };
+        self.on(name, life, |node| {
+            let worker = node.workers.get_mut(&order.worker).ok_or(NodeError::WorkerGone)?;
+            (worker.taken, worker.arriving) = (false, None);
+            let app = app?;
+            if fails {
+                return Err(NodeError::Failed("simulated".into()));
+            }
+            worker.taken = true;
+            worker.sandbox = Some(Sandbox {
+                identity: order.identity.clone(),
+                app,
+                visitors: 0,
+                leaving: false,
+                idle_since: Instant::now(),
+            });
+            Ok(())
+        })
+    }
+
+    pub(crate) async fn capture(&self, name: &NodeName, order: &Capture) -> Result<Captured, NodeError> {
+        let life = self.arrive(name).await?;
+        let done = self.capture_there(name, life, order).await;
+        self.answer(name, life, done.map(|()| Captured::default())).await
+    }
+
+    async fn capture_there(&self, name: &NodeName, life: u64, order: &Capture) -> Result<(), NodeError> {
+        let already = self.on(name, life, |node| {
+            if node.in_hand.contains_key(&order.op) {
+                return Ok(true);
+            }
+            let worker = node.workers.get_mut(&order.worker).ok_or(NodeError::WorkerGone)?;
+            if let Some(app) = worker.retained.get(&order.op) {
+                node.in_hand.insert(order.op, *app);
+                return Ok(true);
+            }
+            let sandbox = worker.sandbox.as_mut().filter(|sandbox| is(sandbox, order)).ok_or(NodeError::Stale)?;
+            if order.if_idle && sandbox.visitors > 0 {
+                return Err(NodeError::Aborted);
+            }
+            sandbox.leaving = true;
+            Ok(false)
+        })?;
+        if already {
+            return Ok(());
+        }
+        // Whoever is inside is answered first.
+        loop {
+            self.world.pass().await;
+            let visitors = self.on(name, life, |node| {
+                let worker = node.workers.get(&order.worker).ok_or(NodeError::WorkerGone)?;
+                // Done meanwhile, for the same order given twice.
+                if worker.retained.contains_key(&order.op) || node.in_hand.contains_key(&order.op) {
+                    return Ok(None);
+                }
+                let sandbox = worker.sandbox.as_ref().filter(|sandbox| is(sandbox, order)).ok_or(NodeError::Stale)?;
+                Ok(Some(sandbox.visitors))
+            })?;
+            match visitors {
+                None => return Ok(()),
+                Some(0) => break,
+                Some(_) => {}
+            }
+        }
+        let fails = self.world.dice.happens(self.world.weather().fails);
+        let dies = self.world.dice.happens(self.world.weather().fails / 4);
+        self.on(name, life, |node| {
+            let called_off = node.aborted.remove(&order.op);
+            let worker = node.workers.get_mut(&order.worker).ok_or(NodeError::WorkerGone)?;
+            if worker.retained.contains_key(&order.op) {
+                return Ok(());
+            }
+            let sandbox = worker.sandbox.as_mut().filter(|sandbox| is(sandbox, order)).ok_or(NodeError::Stale)?;
+            if called_off || fails {
+                sandbox.leaving = false;
+                return Err(if called_off { NodeError::Aborted } else { NodeError::NotSaved("simulated".into()) });
+            }
+            if dies {
+                (worker.sandbox, worker.taken) = (None, false);
+                return Err(NodeError::Failed("simulated: it did not survive".into()));
+            }
+            let app = sandbox.app;
+            (worker.sandbox, worker.taken) = (None, false);
+            worker.retained.insert(order.op, app);
+            node.in_hand.insert(order.op, app);
+            Ok(())
+        })
+    }
+
+    pub(crate) async fn abort(&self, name: &NodeName, op: OpId) -> Result<(), NodeError> {
+        let life = self.arrive(name).await?;
+        self.on(name, life, |node| {
+            node.aborted.insert(op);
+            Ok(())
+        })
+    }
+
+    pub(crate) async fn store(&self, name: &NodeName, order: &SnapshotOrder) -> Result<Stored, NodeError> {
+        let life = self.arrive(name).await?;
+        // One at a time, for each snapshot.
+        while !self.on(name, life, |node| Ok(node.busy.insert(order.prefix.clone())))? {
+            self.world.pass().await;
+        }
+        self.world.pass().await;
+        let done = self.on(name, life, |node| {
+            node.busy.remove(&order.prefix);
+            let stored = |manifest| Stored { manifest, bytes: 1000, durable: false };
+            let Some(app) = node.in_hand.get(&order.op).copied() else {
+                let there = node.disk.get(&order.prefix).ok_or(NodeError::NothingCaptured)?;
+                return Ok(stored(there.manifest));
+            };
+            if node.full {
+                return Err(NodeError::Failed("simulated: no space left".into()));
+            }
+            let mut manifest = [0; 32];
+            manifest[..16].copy_from_slice(order.op.as_bytes());
+            let manifest = Digest::from_bytes(manifest);
+            node.disk.insert(order.prefix.clone(), Snapshot { app, manifest, uploaded: false });
+            node.in_hand.remove(&order.op);
+            for worker in node.workers.values_mut() {
+                worker.retained.remove(&order.op);
+            }
+            Ok(stored(manifest))
+        });
+        self.answer(name, life, done).await
+    }
+
+    pub(crate) async fn release(&self, name: &NodeName, op: OpId) -> Result<(), NodeError> {
+        let life = self.arrive(name).await?;
+        self.on(name, life, |node| {
+            node.in_hand.remove(&op);
+            for worker in node.workers.values_mut() {
+                worker.retained.remove(&op);
+            }
+            Ok(())
+        })
+    }
+
+    pub(crate) async fn upload(&self, name: &NodeName, prefix: &str) -> Result<(), NodeError> {
+        let life = self.arrive(name).await?;
+        while !self.on(name, life, |node| Ok(node.busy.insert(prefix.to_owned())))? {
+            self.world.pass().await;
+        }
+        self.world.pass().await;
+        let done = self.on(name, life, |node| {
+            node.busy.remove(prefix);
+            if *self.storage_away.lock() {
+                return Err(NodeError::Failed("simulated: durable storage is away".into()));
+            }
+            match node.disk.get_mut(prefix) {
+                // It may have been removed there since then, and must not come back.
+                Some(snapshot) if snapshot.uploaded => {}
+                Some(snapshot) => {
+                    snapshot.uploaded = true;
+                    self.durable.lock().insert(prefix.to_owned(), snapshot.clone());
+                }
+                None if self.is_durable(prefix) => {}
+                None => return Err(NodeError::NoSnapshot(prefix.to_owned())),
+            }
+            Ok(())
+        });
+        self.answer(name, life, done).await
+    }
+
+    pub(crate) async fn discard(
+        &self,
+        name: &NodeName,
+        worker: WorkerUid,
+        actor: ActorUid,
+        generation: Generation,
+    ) -> Result<(), NodeError> {
+        let life = self.arrive(name).await?;
+        let done = self.on(name, life, |node| {
+            let worker = node.workers.get_mut(&worker).ok_or(NodeError::WorkerGone)?;
+            match &worker.sandbox {
+                Some(here) if here.identity.uid == actor && here.identity.generation == generation => {
+                    (worker.sandbox, worker.taken) = (None, false);
+                    Ok(())
+                }
+                _ => Err(NodeError::Stale),
+            }
+        });
+        self.answer(name, life, done).await
+    }
+
+    pub(crate) async fn forget(
+        &self,
+        name: &NodeName,
+        prefixes: &[String],
+        referred: &BTreeSet<String>,
+    ) -> Result<(), NodeError> {
+        let life = self.arrive(name).await?;
+        for prefix in prefixes {
+            while !self.on(name, life, |node| Ok(node.busy.insert(prefix.clone())))? {
+                self.world.pass().await;
+            }
+            if referred.contains(prefix) {
+                self.world.broken(format!("snapshot {prefix} is removed although somebody refers to it"));
+            }
+            self.world.say(format_args!("{name} removes {prefix}"));
+            self.on(name, life, |node| {
+                node.busy.remove(prefix);
+                node.disk.remove(prefix);
+                if *self.storage_away.lock() {
+                    return Err(NodeError::Failed("simulated: durable storage is away".into()));
+                }
+                self.durable.lock().remove(prefix);
+                Ok(())
+            })?;
+        }
+        self.answer(name, life, Ok(())).await
+    }
+
+    // What is looked at when all is quiet.
+
+    /// Sandboxes and images that are there, by node.
+    pub(crate) fn hosted(&self) -> Vec<(NodeName, WorkerUid, Identity)> {
+        let nodes = self.nodes.lock();
+        let all = nodes.iter().flat_map(|(name, node)| {
+            node.workers.iter().filter_map(move |(uid, worker)| {
+                worker.sandbox.as_ref().map(|sandbox| (name.clone(), *uid, sandbox.identity.clone()))
+            })
+        });
+        all.collect()
+    }
+
+    pub(crate) fn images_in_hand(&self) -> usize {
+        let nodes = self.nodes.lock();
+        nodes
+            .values()
+            .map(|node| node.in_hand.len() + node.workers.values().map(|worker| worker.retained.len()).sum::<usize>())
+            .sum()
+    }
+
+    pub(crate) fn snapshots(&self) -> BTreeSet<String> {
+        let only = self.names().into_iter().flat_map(|name| self.only_on(&name)).collect::<Vec<_>>();
+        only.into_iter().chain(self.durable.lock().keys().cloned()).collect()
+    }
+}
+
+fn is(sandbox: &Sandbox, order: &Capture) -> bool {
+    sandbox.identity.uid == order.actor && sandbox.identity.generation == order.generation
+}

@@ -1,0 +1,341 @@
+//! The whole control plane on simulated ground: one thread, one clock that jumps, one seed.
+//!
+//! ```text
+//!   clients ──▶ replicas of the real Control ──▶ store (in memory, the real port)      everything between them is slow,
+//!      │                    └──────▶ nodes, workers, sandboxes, durable storage         lost, doubled, dead, full or
+//!      └──────────── requests ─────▶ at their workers' doors                            away, as the seed has it
+//! ```
+//!
+//! After every commit the records are checked against each other; whoever serves a request is checked against the store;
+//! in the end all is healed, all must come to rest, and what clients saw must be explained ([`ate_witness`]).
+
+mod clients;
+mod cluster;
+mod dice;
+mod process;
+mod replica;
+mod store;
+mod world;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ate_actor::Phase;
+use ate_name::ObjectKey;
+use ate_object::read_manifests;
+use ate_store::Kind;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use clients::Clients;
+use cluster::{Cluster, SERVES_FOR};
+use replica::Replica;
+use store::Shared;
+pub use world::Broken;
+use world::{Weather, World};
+
+/// How long things go wrong.
+const STORM: Duration = Duration::from_secs(120);
+
+/// Everything must have come to rest within this after all is healed: longer than every lease and grace together.
+const CALM: Duration = Duration::from_secs(600);
+
+const MANIFESTS: &str = r#"
+apiVersion: ate.dev/v1alpha1
+kind: SandboxConfig
+metadata: { name: sim }
+spec:
+  sandboxClass: gvisor
+  default: true
+  assets:
+    amd64:
+      runsc: { url: "file:///runsc", sha256: "0000000000000000000000000000000000000000000000000000000000000000" }
+---
+apiVersion: ate.dev/v1alpha1
+kind: WorkerPool
+metadata: { name: pool, namespace: sim }
+spec: { replicas: 4, ateomImage: none }
+---
+apiVersion: ate.dev/v1alpha1
+kind: ActorTemplate
+metadata: { name: template, namespace: sim }
+spec:
+  containers:
+    - name: main
+      image: "example/app@sha256:0000000000000000000000000000000000000000000000000000000000000000"
+      readyz: { httpGet: { port: 80 } }
+  snapshotsConfig: { location: "gs://sim/snapshots" }
+  idle: { freezeAfter: 2s, suspendAfter: 6s }
+"#;
+
+/// How a run went.
+#[derive(Debug)]
+pub struct Outcome {
+    pub seed: u64,
+    pub broken: Option<Broken>,
+    pub trace: String,
+    pub examined: ate_witness::Examined,
+    /// What passed on the simulated clock.
+    pub lasted: Duration,
+}
+
+/// Runs one seed from beginning to end.
+pub fn run(seed: u64) -> Outcome {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime needs nothing");
+    runtime.block_on(simulate(seed))
+}
+
+struct Simulation {
+    world: Arc<World>,
+    store: Arc<Shared>,
+    cluster: Arc<Cluster>,
+    clients: Arc<Clients>,
+    started: Mutex<u32>,
+}
+
+async fn simulate(seed: u64) -> Outcome {
+    let begun = Instant::now();
+    let world = World::new(seed, Weather::default());
+    let cluster = Cluster::new(Arc::clone(&world), 2 + world.dice.below(2), 2);
+    let store = Shared::new(Arc::clone(&world));
+    cluster.store.set(Arc::clone(&store)).expect("set once");
+    let template = ObjectKey::new("sim", "template");
+    let clients = Clients::new(Arc::clone(&world), Arc::clone(&cluster), template, 6);
+    let simulation = Simulation { world: Arc::clone(&world), store, cluster, clients, started: Mutex::new(0) };
+    simulation.weather_and_life().await;
+    simulation.rest().await;
+    let seen = simulation.clients.seen.lock().clone();
+    let examined = match ate_witness::examine(&seen) {
+        Ok(examined) => examined,
+        Err(contradiction) => {
+            world.broken(contradiction.to_string());
+            Default::default()
+        }
+    };
+    Outcome { seed, broken: world.verdict(), trace: world.trace(), examined, lasted: begun.elapsed() }
+}
+
+impl Simulation {
+    fn start_replica(&self) {
+        let name = {
+            let mut started = self.started.lock();
+            *started += 1;
+            format!("replica-{started}")
+        };
+        let replica = Replica::start(name, &self.world, &self.store, &self.cluster);
+        self.clients.replicas.lock().push(replica);
+    }
+
+    async fn weather_and_life(&self) {
+        self.start_replica();
+        self.start_replica();
+        for node in self.cluster.names() {
+            tokio::spawn(keep_node(
+                Arc::clone(&self.world),
+                Arc::clone(&self.cluster),
+                Arc::clone(&self.clients),
+                node,
+            ));
+        }
+        self.furnish().await;
+        let dice = &self.world.dice;
+        let often = |most: usize| u32::try_from(dice.below(most)).unwrap_or(0);
+        self.world.set_weather(Weather {
+            lost: often(60),
+            doubled: often(60),
+            commit_untold: often(60),
+            fails: often(100),
+            slow: often(40),
+        });
+        self.world.say(format_args!("{:?}", self.world.weather()));
+        let stop = CancellationToken::new();
+        let living: Vec<_> = (0..4).map(|_| tokio::spawn(Arc::clone(&self.clients).live(stop.clone()))).collect();
+        let until = Instant::now() + STORM;
+        while Instant::now() < until && self.world.verdict().is_none() {
+            tokio::time::sleep(self.world.dice.between(Duration::ZERO, Duration::from_secs(10))).await;
+            self.mischief();
+        }
+        stop.cancel();
+        for living in living {
+            let _ = living.await;
+        }
+    }
+
+    /// A template with its golden snapshot, and actors, in fair weather.
+    async fn furnish(&self) {
+        let manifests = read_manifests("sim", MANIFESTS.as_bytes(), "sim").expect("constant manifests");
+        let objects = manifests.objects;
+        loop {
+            let applied = self.clients.call(async |replica| replica.control.apply(objects.clone()).await).await;
+            let space = ate_name::AtespaceName::parse("space").expect("a name");
+            let made = self.clients.call(async |replica| replica.control.create_atespace(&space).await).await;
+            if matches!(applied, Some(Ok(_))) && made.is_some() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        for key in self.clients.actors.clone() {
+            while !self.clients.create(&key).await {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        }
+        let first = self.clients.actors[0].clone();
+        let begun = Instant::now();
+        while !self.clients.request(&first).await {
+            if begun.elapsed() > CALM {
+                return self.world.broken("no actor ever answered");
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// Something goes wrong.
+    fn mischief(&self) {
+        let dice = &self.world.dice;
+        let nodes = self.cluster.names();
+        let Some(node) = dice.pick(&nodes).cloned() else { return };
+        match dice.below(14) {
+            0 | 1 => self.cluster.kill_worker(&node),
+            2 | 3 => self.cluster.kill_sandbox(&node),
+            4 => {
+                self.cluster.kill_node(&node);
+                self.later(20, move |cluster| cluster.start_node(&node));
+            }
+            5 => {
+                self.cluster.power_off(&node);
+                if dice.happens(200) {
+                    self.cluster.wipe_disk(&node);
+                }
+                self.later(60, move |cluster| cluster.start_node(&node));
+            }
+            6 => {
+                self.cluster.set_cut_off(&node, true);
+                self.later(60, move |cluster| cluster.set_cut_off(&node, false));
+            }
+            7 => {
+                self.cluster.set_full(&node, true);
+                self.later(30, move |cluster| cluster.set_full(&node, false));
+            }
+            8 => {
+                self.cluster.set_storage_away(true);
+                self.later(30, |cluster| cluster.set_storage_away(false));
+            }
+            9 => {
+                *self.store.away.lock() = true;
+                self.world.say("the store is away");
+                let (store, world) = (Arc::clone(&self.store), Arc::clone(&self.world));
+                let after = dice.between(Duration::ZERO, Duration::from_secs(8));
+                tokio::spawn(async move {
+                    tokio::time::sleep(after).await;
+                    *store.away.lock() = false;
+                    world.say("the store is back");
+                });
+            }
+            _ => self.kill_replica(),
+        }
+    }
+
+    fn later(&self, seconds: u64, then: impl FnOnce(&Cluster) + Send + 'static) {
+        let after = self.world.dice.between(Duration::from_millis(100), Duration::from_secs(seconds));
+        let cluster = Arc::clone(&self.cluster);
+        tokio::spawn(async move {
+            tokio::time::sleep(after).await;
+            then(&cluster);
+        });
+    }
+
+    /// At its next step, or in the middle of something a few steps on; another one is started, now or later.
+    fn kill_replica(&self) {
+        let living: Vec<_> =
+            self.clients.replicas.lock().iter().filter(|replica| !replica.process.is_dead()).cloned().collect();
+        if let Some(replica) = self.world.dice.pick(&living) {
+            let steps = 1 + self.world.dice.draw() % 40;
+            self.world.say(format_args!("{} will die after {steps} steps", replica.name));
+            replica.process.die_after(steps);
+        }
+        if living.len() < 3 {
+            self.start_replica();
+        }
+    }
+
+    /// All is healed; everything must come to rest, by itself.
+    async fn rest(&self) {
+        self.world.say("all is healed");
+        self.world.set_weather(Weather::default());
+        *self.store.away.lock() = false;
+        self.cluster.set_storage_away(false);
+        for node in self.cluster.names() {
+            self.cluster.set_full(&node, false);
+            self.cluster.set_cut_off(&node, false);
+        }
+        if !self.clients.replicas.lock().iter().any(|replica| !replica.process.is_dead()) {
+            self.start_replica();
+        }
+        tokio::time::sleep(CALM).await;
+        let broken = |what: String| self.world.broken(format!("not at rest: {what}"));
+        let (actors, workers) = (self.store.actors().await, self.store.workers().await);
+        for actor in &actors {
+            if actor.phase.operation().is_some() || actor.snapshots.uploading.is_some() {
+                broken(format!("actor {} is {:?}", actor.key, actor.phase));
+            }
+        }
+        for worker in &workers {
+            if let Some(assignee) = &worker.assigned
+                && !actors.iter().any(|actor| {
+                    actor.uid == assignee.uid
+                        && matches!(&actor.phase, Phase::Running { lease } if lease.worker == worker.lease.worker)
+                })
+            {
+                broken(format!("worker {} is assigned to {} for nothing", worker.lease.pod, assignee.key));
+            }
+        }
+        for (node, worker, identity) in self.cluster.hosted() {
+            if !actors.iter().any(|actor| {
+                actor.uid == identity.uid
+                    && actor.generation == identity.generation
+                    && actor.lease().is_some_and(|lease| lease.worker == worker)
+            }) {
+                broken(format!("a sandbox of {} generation {} is left on {node}", identity.key, identity.generation));
+            }
+        }
+        for record in self.store.all(Kind::Operation).await {
+            broken(format!("operation {}: {}", record.key, String::from_utf8_lossy(&record.value)));
+        }
+        if self.cluster.images_in_hand() > 0 {
+            broken("images that nobody stored".to_owned());
+        }
+        let referred = self.store.referred().await;
+        for left in self.cluster.snapshots().difference(&referred) {
+            broken(format!("snapshot {left} is left although nobody refers to it"));
+        }
+        for key in self.clients.actors.clone() {
+            if actors.iter().any(|actor| actor.key == key) && !self.clients.request(&key).await {
+                broken(format!("{key} does not answer"));
+            }
+        }
+    }
+}
+
+/// What a node's own process does: says that it lives, and how its workers are.
+async fn keep_node(world: Arc<World>, cluster: Arc<Cluster>, clients: Arc<Clients>, node: ate_name::NodeName) {
+    loop {
+        if let Some(session) = cluster.renewal(&node) {
+            let asked = Instant::now();
+            let renewed =
+                clients.call(async |replica| replica.control.renew_node(&node, session, "simulated").await).await;
+            match renewed {
+                _ if cluster.renewal(&node).is_none() => {}
+                Some(Ok(ate_control::Renewal::Renewed)) => cluster.renewed(&node, asked),
+                Some(Ok(ate_control::Renewal::Over)) => cluster.session_over(&node, session),
+                _ => {}
+            }
+            cluster.tell_report(&node);
+        }
+        tokio::time::sleep(world.dice.between(SERVES_FOR / 10, SERVES_FOR / 5)).await;
+    }
+}

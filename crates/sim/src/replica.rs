@@ -1,0 +1,224 @@
+//! Replicas of the real control plane, on simulated ground.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use ate_control::{Control, Keys, Replicas, Settings};
+use ate_name::{ActorUid, Generation, NodeName, OpId, WorkerUid};
+use ate_orders::{
+    Activate, Activated, Capture, Captured, ExecOrder, Exit, LogsOrder, NodeError, NodeReport, Nodes, Output,
+    SnapshotOrder, Stored,
+};
+use tokio::sync::mpsc;
+
+use crate::cluster::Cluster;
+use crate::process::Process;
+use crate::store::{Shared, StoreWire};
+use crate::world::{World, short};
+
+pub(crate) const SETTINGS: Settings = Settings {
+    park: Duration::from_secs(30),
+    failed_resume_visible: Duration::from_secs(5),
+    golden_warm_up: Duration::from_secs(1),
+    sweep: Duration::from_secs(1),
+    reconcile: Duration::from_secs(5),
+    node_lease: Duration::from_secs(20),
+    node_grace: Duration::from_secs(40),
+    replicas: Replicas::Several { beat: Duration::from_secs(1), lease: Duration::from_secs(6) },
+};
+
+pub(crate) struct Replica {
+    pub(crate) control: Arc<Control>,
+    pub(crate) process: Arc<Process>,
+    pub(crate) name: String,
+}
+
+/// Its own clock, off by some minutes.
+struct ItsWorld {
+    world: Arc<World>,
+    skew: jiff::SignedDuration,
+}
+
+impl ate_control::World for ItsWorld {
+    fn now(&self) -> jiff::Timestamp {
+        let micros = i64::try_from(self.world.micros()).unwrap_or(i64::MAX);
+        let base = jiff::Timestamp::new(1_800_000_000, 0).expect("a date");
+        base + jiff::SignedDuration::from_micros(micros) + self.skew
+    }
+
+    fn random(&self) -> [u8; 16] {
+        self.world.dice.bytes()
+    }
+}
+
+struct NoKeys;
+
+impl Keys for NoKeys {
+    fn sealed(&self, actor: ActorUid) -> String {
+        actor.to_string()
+    }
+}
+
+impl Replica {
+    pub(crate) fn start(name: String, world: &Arc<World>, store: &Arc<Shared>, cluster: &Arc<Cluster>) -> Arc<Self> {
+        let process = Arc::new(Process::default());
+        let wire = StoreWire {
+            shared: Arc::clone(store),
+            cluster: Arc::clone(cluster),
+            world: Arc::clone(world),
+            process: Arc::clone(&process),
+        };
+        let nodes = NodesWire {
+            cluster: Arc::clone(cluster),
+            store: Arc::clone(store),
+            world: Arc::clone(world),
+            process: Arc::clone(&process),
+        };
+        let minutes = i64::try_from(world.dice.below(10)).unwrap_or(0) - 5;
+        let own = ItsWorld { world: Arc::clone(world), skew: jiff::SignedDuration::from_mins(minutes) };
+        let control = Control::new(Arc::new(wire), Arc::new(nodes), Arc::new(own), Arc::new(NoKeys), SETTINGS);
+        world.say(format_args!("{name} starts"));
+        let replica = Arc::new(Self { control, process, name });
+        tokio::spawn(Arc::clone(&replica).run(Arc::clone(world), Arc::clone(cluster)));
+        replica
+    }
+
+    async fn run(self: Arc<Self>, world: Arc<World>, cluster: Arc<Cluster>) {
+        while let Err(error) = self.control.start().await {
+            world.say(format_args!("{} cannot start: {error}", self.name));
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        for node in cluster.names() {
+            tokio::spawn(Arc::clone(&self.control).look_after(node));
+        }
+        let mut news = cluster.subscribe();
+        let control = Arc::clone(&self.control);
+        let process = Arc::clone(&self.process);
+        tokio::spawn(async move {
+            while let Some((node, event)) = news.recv().await {
+                world.pass().await;
+                process.step().await;
+                control.take_news(&node, event).await;
+            }
+        });
+        self.control.start_controllers();
+    }
+}
+
+struct NodesWire {
+    cluster: Arc<Cluster>,
+    store: Arc<Shared>,
+    world: Arc<World>,
+    process: Arc<Process>,
+}
+
+impl NodesWire {
+    /// An order may arrive twice, the second time late.
+    fn double(&self, again: impl Future<Output = ()> + Send + 'static) {
+        if self.world.dice.happens(self.world.weather().doubled) {
+            let world = Arc::clone(&self.world);
+            tokio::spawn(async move {
+                let late = world.dice.between(Duration::ZERO, Duration::from_secs(10));
+                tokio::time::sleep(late).await;
+                world.say("an order arrives a second time");
+                again.await;
+            });
+        }
+    }
+}
+
+#[async_trait]
+impl Nodes for NodesWire {
+    async fn report(&self, node: &NodeName) -> Result<NodeReport, NodeError> {
+        self.process.step().await;
+        let answer = self.cluster.report(node).await;
+        self.process.step().await;
+        answer
+    }
+
+    async fn activate(&self, node: &NodeName, order: Activate) -> Result<Activated, NodeError> {
+        self.process.step().await;
+        let (cluster, name, again) = (Arc::clone(&self.cluster), node.clone(), order.clone());
+        self.double(async move { drop(cluster.activate(&name, &again).await) });
+        let answer = self.cluster.activate(node, &order).await;
+        self.world
+            .say(format_args!("activate {} generation {}: {answer:?}", order.identity.key, order.identity.generation));
+        self.process.step().await;
+        answer
+    }
+
+    async fn capture(&self, node: &NodeName, order: Capture) -> Result<Captured, NodeError> {
+        self.process.step().await;
+        let (cluster, name, again) = (Arc::clone(&self.cluster), node.clone(), order.clone());
+        self.double(async move { drop(cluster.capture(&name, &again).await) });
+        let answer = self.cluster.capture(node, &order).await;
+        self.world.say(format_args!("capture ({}): {answer:?}", short(order.op)));
+        self.process.step().await;
+        answer
+    }
+
+    async fn abort(&self, node: &NodeName, _: WorkerUid, op: OpId) -> Result<(), NodeError> {
+        self.process.step().await;
+        self.cluster.abort(node, op).await
+    }
+
+    async fn store(&self, node: &NodeName, order: SnapshotOrder) -> Result<Stored, NodeError> {
+        self.process.step().await;
+        let (cluster, name, again) = (Arc::clone(&self.cluster), node.clone(), order.clone());
+        self.double(async move { drop(cluster.store(&name, &again).await) });
+        let answer = self.cluster.store(node, &order).await;
+        self.world.say(format_args!("store {}: {answer:?}", order.prefix));
+        self.process.step().await;
+        answer
+    }
+
+    async fn release(&self, node: &NodeName, op: OpId) -> Result<(), NodeError> {
+        self.process.step().await;
+        self.cluster.release(node, op).await
+    }
+
+    async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError> {
+        self.process.step().await;
+        let answer = self.cluster.upload(node, prefix).await;
+        self.world.say(format_args!("upload {prefix}: {answer:?}"));
+        self.process.step().await;
+        answer
+    }
+
+    async fn discard(
+        &self,
+        node: &NodeName,
+        worker: WorkerUid,
+        actor: ActorUid,
+        generation: Generation,
+    ) -> Result<(), NodeError> {
+        self.process.step().await;
+        let answer = self.cluster.discard(node, worker, actor, generation).await;
+        self.world.say(format_args!("discard {} at {generation}: {answer:?}", short(actor)));
+        self.process.step().await;
+        answer
+    }
+
+    async fn exec(
+        &self,
+        _: &NodeName,
+        _: ExecOrder,
+        _: mpsc::Receiver<Vec<u8>>,
+        _: mpsc::Sender<Output>,
+    ) -> Result<Exit, NodeError> {
+        Err(NodeError::Refused("nothing can be executed here".into()))
+    }
+
+    async fn logs(&self, _: &NodeName, _: ActorUid, _: LogsOrder, _: mpsc::Sender<String>) -> Result<(), NodeError> {
+        Ok(())
+    }
+
+    async fn forget(&self, node: &NodeName, _: Option<ActorUid>, prefixes: Vec<String>) -> Result<(), NodeError> {
+        self.process.step().await;
+        let referred = self.store.referred().await;
+        let answer = self.cluster.forget(node, &prefixes, &referred).await;
+        self.process.step().await;
+        answer
+    }
+}

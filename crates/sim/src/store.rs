@@ -1,0 +1,223 @@
+//! The store as one replica reaches it: over a network that loses answers, and not at all once the replica is dead.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use ate_actor::{Actor, Lease, Phase};
+use ate_control::WorkerRecord;
+use ate_name::{ActorKey, Generation};
+use ate_store::{
+    Change, CommitError, Committed, Fault, FeedLimits, Key, Kind, MemoryStore, Page, Prefix, Record, Revision, Store,
+    Watch, WatchError, Write,
+};
+use parking_lot::Mutex;
+
+use crate::cluster::Cluster;
+use crate::process::Process;
+use crate::world::{World, short};
+
+/// The store itself, and what must hold after every commit.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) memory: MemoryStore,
+    world: Arc<World>,
+    /// Nobody is answered.
+    pub(crate) away: Mutex<bool>,
+    generations: Mutex<BTreeMap<String, Generation>>,
+}
+
+impl Shared {
+    pub(crate) fn new(world: Arc<World>) -> Arc<Self> {
+        Arc::new(Self {
+            // Small, so that replicas fall behind now and then.
+            memory: MemoryStore::new(FeedLimits { events: 64, bytes: 1 << 20 }),
+            world,
+            away: Mutex::new(false),
+            generations: Mutex::default(),
+        })
+    }
+
+    pub(crate) async fn get<T: serde::de::DeserializeOwned>(&self, key: &Key) -> Option<T> {
+        let record = self.memory.get(key).await.ok().flatten()?;
+        serde_json::from_slice(&record.value).ok()
+    }
+
+    pub(crate) async fn actor(&self, key: &ActorKey) -> Option<Actor> {
+        self.get(&Key::new(Kind::Actor, [key.atespace.as_str(), key.name.as_str()]).expect("names are segments")).await
+    }
+
+    /// Every snapshot that some actor or template stands on.
+    pub(crate) async fn referred(&self) -> BTreeSet<String> {
+        let actors = self.actors().await;
+        actors.iter().flat_map(|actor| actor.references().map(|snapshot| snapshot.prefix.clone())).collect()
+    }
+
+    pub(crate) async fn all(&self, kind: Kind) -> Vec<Record> {
+        let (mut records, mut after) = (Vec::new(), None::<String>);
+        loop {
+            let page =
+                self.memory.list(&Prefix::all(kind), after.as_deref(), 1000).await.expect("memory does not fail");
+            after = page.records.last().map(|record| record.key.path().to_owned());
+            records.extend(page.records);
+            if !page.more {
+                return records;
+            }
+        }
+    }
+
+    pub(crate) async fn actors(&self) -> Vec<Actor> {
+        let records = self.all(Kind::Actor).await;
+        records.iter().map(|record| serde_json::from_slice(&record.value).expect("an actor")).collect()
+    }
+
+    pub(crate) async fn workers(&self) -> Vec<WorkerRecord> {
+        let records = self.all(Kind::Worker).await;
+        records.iter().map(|record| serde_json::from_slice(&record.value).expect("a worker")).collect()
+    }
+
+    async fn commit(&self, cluster: &Cluster, change: Change) -> Result<Committed, CommitError> {
+        let puts: Vec<(Key, Vec<u8>)> = change
+            .writes
+            .iter()
+            .filter_map(|write| match write {
+                Write::Put(key, value) => Some((key.clone(), value.to_vec())),
+                Write::Delete(_) => None,
+            })
+            .collect();
+        let committed = self.memory.commit(change).await?;
+        for (key, value) in puts {
+            match key.kind() {
+                Kind::Actor => self.check_actor(cluster, &serde_json::from_slice(&value).expect("an actor")).await,
+                Kind::Worker => self.check_worker(&serde_json::from_slice(&value).expect("a worker")).await,
+                _ => {}
+            }
+        }
+        Ok(committed)
+    }
+
+    async fn check_actor(&self, cluster: &Cluster, actor: &Actor) {
+        let now = describe(actor);
+        let broken = |what: &str| self.world.broken(format!("{what}: {now}"));
+        self.world.say(&now);
+        let before = self.generations.lock().insert(actor.uid.to_string(), actor.generation);
+        if before.is_some_and(|before| before > actor.generation) {
+            broken("a generation went back");
+        }
+        for op in actor.pending() {
+            let key = Key::new(Kind::Operation, [op.to_string()]).expect("a uid is a segment");
+            if self.memory.get(&key).await.ok().flatten().is_none() {
+                broken("nobody will bring it to an end");
+            }
+        }
+        if let Some(lease) = actor.lease() {
+            let key = Key::new(Kind::Worker, [lease.worker.to_string()]).expect("a uid is a segment");
+            let worker: Option<WorkerRecord> = self.get(&key).await;
+            let assigned = worker.and_then(|worker| worker.assigned);
+            if !assigned.is_some_and(|assignee| assignee.uid == actor.uid && assignee.generation == actor.generation) {
+                broken("it holds a worker that is not assigned to it");
+            }
+        }
+        if let Some(durable) = &actor.snapshots.durable
+            && !cluster.is_durable(&durable.prefix)
+        {
+            broken("what it takes for durable is not");
+        }
+    }
+
+    async fn check_worker(&self, worker: &WorkerRecord) {
+        let Some(assignee) = &worker.assigned else { return };
+        let actor = self.actor(&assignee.key).await;
+        let held = actor.as_ref().and_then(Actor::lease).is_some_and(|lease| lease.worker == worker.lease.worker);
+        if !held {
+            self.world
+                .broken(format!("worker {} is assigned to {} which does not hold it", worker.lease.pod, assignee.key));
+        }
+    }
+}
+
+/// An actor in a line of the trace.
+fn describe(actor: &Actor) -> String {
+    let lease = |lease: &Lease| format!("in {} on {}", short(lease.worker), lease.node);
+    let phase = match &actor.phase {
+        Phase::Suspended => "suspended".to_owned(),
+        Phase::Paused => "paused".to_owned(),
+        Phase::Resuming { lease: Some(held), op, .. } => format!("resuming {} ({})", lease(held), short(op)),
+        Phase::Resuming { lease: None, op, failure, .. } => {
+            format!("not resumed: {} ({})", failure.as_deref().unwrap_or_default(), short(op))
+        }
+        Phase::Running { lease: held } => format!("running {}", lease(held)),
+        Phase::Suspending { lease: held, op, intent, .. } => {
+            format!("suspending {} ({intent:?}, {})", lease(held), short(op))
+        }
+        Phase::Saving { node, op, .. } => format!("saving on {node} ({})", short(op)),
+    };
+    let local = actor.snapshots.local.as_ref().map(|(local, node)| format!(", {} on {node}", local.generation));
+    let durable = actor.snapshots.durable.as_ref().map(|durable| format!(", {} durable", durable.generation));
+    let (local, durable) = (local.unwrap_or_default(), durable.unwrap_or_default());
+    format!("actor {} at {} {phase}{local}{durable}", actor.key, actor.generation)
+}
+
+/// One replica's way to the store.
+#[derive(Debug)]
+pub(crate) struct StoreWire {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) world: Arc<World>,
+    pub(crate) process: Arc<Process>,
+}
+
+impl StoreWire {
+    async fn reach(&self) -> Result<(), Fault> {
+        self.process.step().await;
+        self.world.pass().await;
+        self.process.step().await;
+        if *self.shared.away.lock() || self.world.dice.happens(self.world.weather().lost) {
+            return Err(unavailable());
+        }
+        Ok(())
+    }
+}
+
+fn unavailable() -> Fault {
+    Fault::Unavailable { reason: "simulated".into() }
+}
+
+#[async_trait]
+impl Store for StoreWire {
+    async fn commit(&self, change: Change) -> Result<Committed, CommitError> {
+        self.reach().await?;
+        let committed = self.shared.commit(&self.cluster, change).await;
+        self.world.pass().await;
+        self.process.step().await;
+        if self.world.dice.happens(self.world.weather().commit_untold) {
+            self.world.say("a commit's outcome is not told");
+            return Err(unavailable().into());
+        }
+        committed
+    }
+
+    async fn get(&self, key: &Key) -> Result<Option<Record>, Fault> {
+        self.reach().await?;
+        let got = self.shared.memory.get(key).await;
+        self.process.step().await;
+        got
+    }
+
+    async fn list(&self, prefix: &Prefix, after: Option<&str>, limit: usize) -> Result<Page, Fault> {
+        self.reach().await?;
+        let page = self.shared.memory.list(prefix, after, limit).await;
+        self.process.step().await;
+        page
+    }
+
+    async fn watch(&self, prefix: &Prefix, after: Revision) -> Result<Watch, WatchError> {
+        self.reach().await?;
+        self.shared.memory.watch(prefix, after).await
+    }
+
+    async fn revision(&self) -> Result<Revision, Fault> {
+        self.reach().await?;
+        self.shared.memory.revision().await
+    }
+}

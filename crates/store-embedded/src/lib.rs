@@ -23,7 +23,6 @@ mod codec;
 mod directory;
 pub mod engine;
 mod fjall;
-mod queue;
 mod writer;
 
 use std::path::Path;
@@ -32,25 +31,17 @@ use std::thread::JoinHandle;
 
 use async_trait::async_trait;
 use ate_store::{
-    Change, CommitError, Committed, Fault, Feed, FeedLimits, Key, Page, PageFiller, Prefix, Record, Revision, Store,
-    Watch, WatchError,
+    Change, CommitError, Committed, Fault, Feed, FeedLimits, Key, Page, PageFiller, Prefix, Queue, Record, Revision,
+    Store, Watch, WatchError,
 };
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::watch;
 
 pub use crate::directory::OpenError;
 pub use crate::fjall::FjallEngine;
 
 use crate::directory::Directory;
 use crate::engine::{Engine, Opener, Reads};
-use crate::queue::{Queue, Request};
 use crate::writer::{Writer, open_engine};
-
-/// Places in the queue; above them `commit` waits. Enough to fill a flush of a slow disk, and with [`PLACE_BYTES`]
-/// a bound on memory and on the size of a group.
-const PLACES: usize = 1024;
-
-/// A change takes one place, and one more for each of these many bytes.
-const PLACE_BYTES: usize = 64 << 10;
 
 /// The engine's block cache. It holds the indexes and filters of tens of millions of records; the kernel caches the rest.
 const CACHE_BYTES: u64 = 256 << 20;
@@ -63,8 +54,6 @@ const RECORDS: &str = "records";
 #[derive(Debug)]
 pub struct EmbeddedStore {
     shared: Arc<Shared>,
-    /// Places in the queue.
-    places: Arc<Semaphore>,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -143,7 +132,7 @@ impl EmbeddedStore {
             .name("ate-store-writer".to_owned())
             .spawn(|| writer.run())
             .map_err(|source| OpenError::Io { action: "start the writer of", path, source })?;
-        Ok(Self { shared, places: Arc::new(Semaphore::new(PLACES)), writer: Mutex::new(Some(writer)) })
+        Ok(Self { shared, writer: Mutex::new(Some(writer)) })
     }
 
     /// Commits what is queued, closes the engine and unlocks the directory; later calls are refused. Watches end.
@@ -188,13 +177,7 @@ impl Drop for EmbeddedStore {
 #[async_trait]
 impl Store for EmbeddedStore {
     async fn commit(&self, change: Change) -> Result<Committed, CommitError> {
-        change.check()?;
-        let closed = || Fault::Unavailable { reason: "the store has stopped".to_owned() };
-        let places = u32::try_from(1 + change.bytes() / PLACE_BYTES).expect("a checked change is small");
-        let place = self.places.clone().acquire_many_owned(places).await.map_err(|_| closed())?;
-        let (answer, answered) = oneshot::channel();
-        self.shared.queue.push(Request { change, answer, _place: place }).map_err(|_| closed())?;
-        answered.await.unwrap_or_else(|_| Err(closed().into()))
+        self.shared.queue.commit(change).await
     }
 
     async fn get(&self, key: &Key) -> Result<Option<Record>, Fault> {

@@ -2,13 +2,12 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ate_store::{Committed, Event, Fault, Key, Mutation, Prefix, Record, Revision, View, judge};
+use ate_store::{Fault, Group, Key, Mutation, Prefix, Record, Request, Revision, Stage, View};
 
 use crate::Shared;
 use crate::codec;
 use crate::directory::Directory;
-use crate::engine::{Engine, Finish, Opener, Reads, Writes};
-use crate::queue::{Request, Verdict};
+use crate::engine::{Engine, Finish, Opener, Writes};
 
 /// How often a store without an engine tries to open one while nobody asks for a commit.
 const REOPEN_EVERY: Duration = Duration::from_secs(1);
@@ -29,7 +28,7 @@ impl Writer {
         loop {
             // A store that cannot be read tries to come back even if nobody asks it to write.
             let patience = matches!(health, Health::Closed(_)).then_some(REOPEN_EVERY);
-            let Some(group) = self.shared.queue.take(patience) else { break };
+            let Some(group) = self.shared.queue.take_blocking(patience) else { break };
             if !matches!(health, Health::Good) {
                 health = self.reopen();
             }
@@ -75,14 +74,13 @@ impl Writer {
     }
 
     /// Everything here is durable.
-    fn publish(&self, group: Vec<Request>, done: Done) {
+    fn publish(&self, group: Vec<Request>, done: Group) {
         if let Err(error) = self.directory.mark(done.revision) {
             tracing::warn!(directory = %self.directory.path().display(), %error, "cannot write the mark");
         }
         self.shared.feed.publish(done.events);
         for (request, verdict) in group.into_iter().zip(done.verdicts) {
-            // Nobody listens if the committer dropped its future, which it may.
-            let _ = request.answer.send(verdict);
+            request.answer(verdict);
         }
     }
 }
@@ -116,65 +114,29 @@ pub(crate) fn open_engine(opener: &Opener, directory: &Directory) -> Result<(Box
 
 fn fail(group: Vec<Request>, fault: &Fault) {
     for request in group {
-        let _ = request.answer.send(Err(fault.clone().into()));
+        request.answer(Err(fault.clone().into()));
     }
 }
 
-/// What a group came to.
-struct Done {
-    revision: Revision,
-    verdicts: Vec<Verdict>,
-    events: Vec<Event>,
-}
-
-/// One engine transaction for the group. Answers leave this function only if all of it is durable, because even a
-/// conflict may rest on a change of the same group.
-fn carry_out(engine: &dyn Engine, group: &[Request]) -> Result<Done, Fault> {
-    let mut reached = Revision::ZERO;
-    let mut verdicts = Vec::with_capacity(group.len());
-    let mut events = Vec::new();
+/// One engine transaction for the group. Answers leave this function only if all of it is durable.
+fn carry_out(engine: &dyn Engine, group: &[Request]) -> Result<Group, Fault> {
+    let mut done = None;
     engine.write(&mut |writes| {
         let start = codec::read_revision(writes)?;
-        let mut revision = start;
-        for Request { change, .. } in group {
-            let next = if change.writes.is_empty() { revision } else { revision.next() };
-            let (versions, mutations) = match judge(&InTransaction(writes), change, next) {
-                Ok(judged) => judged,
-                // Nothing of this change is written yet, so the others of the group can go on.
-                Err(refused) => {
-                    verdicts.push(Err(refused));
-                    continue;
-                }
-            };
-            for mutation in &mutations {
-                apply(writes, mutation)?;
-            }
-            revision = next;
-            verdicts.push(Ok(Committed { revision, versions }));
-            if !mutations.is_empty() {
-                events.push(Event { revision, mutations });
-            }
-        }
-        reached = revision;
+        let changes = group.iter().map(|request| &request.change);
+        let judged = Group::judge(&mut InTransaction(writes), changes, start)?;
+        let revision = judged.revision;
+        done = Some(judged);
         if revision == start {
             return Ok(Finish::Abandon);
         }
         writes.put(codec::REVISION_KEY, &codec::encode_revision(revision))?;
         Ok(Finish::Commit)
     })?;
-    Ok(Done { revision: reached, verdicts, events })
+    Ok(done.expect("an engine runs the work before it returns Ok"))
 }
 
-fn apply(writes: &mut dyn Writes, mutation: &Mutation) -> Result<(), Fault> {
-    let key = mutation.key();
-    let key = codec::key_bytes(key.kind(), key.path());
-    match mutation {
-        Mutation::Put(record) => writes.put(&key, &codec::encode(record)),
-        Mutation::Deleted(_) => writes.remove(&key),
-    }
-}
-
-struct InTransaction<'a>(&'a dyn Reads);
+struct InTransaction<'a>(&'a mut dyn Writes);
 
 impl View for InTransaction<'_> {
     fn record(&self, key: &Key) -> Result<Option<Record>, Fault> {
@@ -191,13 +153,24 @@ impl View for InTransaction<'_> {
     }
 }
 
+impl Stage for InTransaction<'_> {
+    fn apply(&mut self, mutation: &Mutation) -> Result<(), Fault> {
+        let key = mutation.key();
+        let key = codec::key_bytes(key.kind(), key.path());
+        match mutation {
+            Mutation::Put(record) => self.0.put(&key, &codec::encode(record)),
+            Mutation::Deleted(_) => self.0.remove(&key),
+        }
+    }
+}
+
 /// Also when the engine panics: then nobody would take from the queue again, and committers must not wait for it.
 struct CloseOnExit<'a>(&'a Shared);
 
 impl Drop for CloseOnExit<'_> {
     fn drop(&mut self) {
         self.0.queue.close();
-        drop(self.0.queue.take(None));
+        drop(self.0.queue.take_blocking(None));
         drop(self.0.slot().take());
         self.0.feed.close();
         self.0.stopped.send_replace(true);

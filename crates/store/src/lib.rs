@@ -33,8 +33,10 @@ pub mod conformance;
 mod change;
 mod error;
 mod feed;
+mod group;
 mod key;
 mod memory;
+mod queue;
 mod signal;
 
 use async_trait::async_trait;
@@ -45,8 +47,10 @@ pub use change::{
 };
 pub use error::{CommitError, Fault, WatchError};
 pub use feed::{Feed, FeedLimits, Watch};
+pub use group::{Group, Stage, Verdict};
 pub use key::{Key, KeyError, Kind, MAX_PATH, MAX_SEGMENT, Prefix};
 pub use memory::MemoryStore;
+pub use queue::{Queue, Request};
 pub use signal::{Signal, Waiter};
 
 #[async_trait]

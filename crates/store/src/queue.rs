@@ -98,14 +98,10 @@ impl Queue {
 
     /// All that waits, as one group; `None` once closed and drained.
     pub async fn take(&self) -> Option<Vec<Request>> {
-        loop {
-            let mut state = self.state();
-            if !state.is_idle() {
-                return state.take();
-            }
-            drop(state);
+        while self.state().is_idle() {
             self.filled.1.notified().await;
         }
+        self.state().take()
     }
 
     /// As [`Queue::take`], for a thread; empty when `patience` ran out.

@@ -1,0 +1,269 @@
+//! How a store lies in a schema, and how a schema gets there.
+//!
+//! ```text
+//!   head      one row: layout, revision              its lock is the line in which commits stand
+//!   records   (kind, path) -> version, revision, value
+//!   log       revision -> the mutations of that commit, without gaps, until they are removed at the old end
+//! ```
+//!
+//! Layouts only go forward. `head.layout` is the one thing that every layout keeps, and every commit reads it: a program
+//! that is older than a schema refuses to open it, and stops if the schema is moved on under its feet.
+
+use std::fmt;
+use std::str::FromStr;
+
+use ate_store::MAX_PAGE_BYTES;
+use tokio_postgres::{Client, Error};
+
+use crate::session::seconds;
+
+/// Longest name of a schema: the notification channel bears it too, with [`CHANNEL`] before it, and PostgreSQL cuts names
+/// at 63 bytes.
+const MAX_SCHEMA: usize = 48;
+
+const CHANNEL: &str = "ate-store:";
+
+/// How long replicas that start together wait for the one that moves the schema on.
+const MIGRATION_PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+
+/// The steps from each layout to the next; `{schema}` stands for the quoted name. Never changed, only appended to.
+const STEPS: &[&str] = &[r#"
+CREATE TABLE {schema}.head (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    layout integer NOT NULL,
+    revision bigint NOT NULL
+) WITH (vacuum_truncate = off);
+INSERT INTO {schema}.head (layout, revision) VALUES (0, 0);
+
+CREATE TABLE {schema}.records (
+    kind text COLLATE "C" NOT NULL,
+    path text COLLATE "C" NOT NULL,
+    version bigint NOT NULL,
+    revision bigint NOT NULL,
+    value bytea NOT NULL,
+    PRIMARY KEY (kind, path)
+);
+
+-- One row per commit; the arrays are null if it changed nothing, a content is null if the record was deleted.
+-- Rows live for minutes: not worth compressing, nor a lock on the table to give its end back to the disk.
+CREATE TABLE {schema}.log (
+    revision bigint PRIMARY KEY,
+    committed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    kinds text[],
+    paths text[],
+    versions bigint[],
+    contents bytea[]
+) WITH (toast_tuple_target = 8160, autovacuum_vacuum_scale_factor = 0.1, vacuum_truncate = off);
+"#];
+
+/// The layout that this program reads and writes.
+#[expect(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "there are not that many")]
+pub(crate) const KNOWN_LAYOUT: i32 = STEPS.len() as i32;
+
+/// The schema that holds a store, so that several can share a database: lower-case letters, digits and `_`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schema(String);
+
+/// Why a text is not used as a schema's name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{name:?} is no name for a schema: 1 to {MAX_SCHEMA} lower-case letters, digits and '_', not beginning with a digit or \"pg_\""
+)]
+pub struct SchemaError {
+    name: String,
+}
+
+impl Default for Schema {
+    fn default() -> Self {
+        Self("ate".to_owned())
+    }
+}
+
+impl FromStr for Schema {
+    type Err = SchemaError;
+
+    fn from_str(name: &str) -> Result<Self, SchemaError> {
+        let plain = name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_'));
+        let begins = name.starts_with(|first: char| !first.is_ascii_digit()) && !name.starts_with("pg_");
+        if plain && begins && name.len() <= MAX_SCHEMA {
+            return Ok(Self(name.to_owned()));
+        }
+        Err(SchemaError { name: name.to_owned() })
+    }
+}
+
+impl fmt::Display for Schema {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Schema {
+    fn quoted(&self) -> String {
+        format!("\"{}\"", self.0)
+    }
+
+    /// Where replicas tell each other that there is something new.
+    pub(crate) fn channel(&self) -> String {
+        format!("{CHANNEL}{}", self.0)
+    }
+
+    async fn layout(&self, client: &Client) -> Result<i32, Error> {
+        let head = format!("{}.head", self.quoted());
+        let exists = client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&head]).await?;
+        if !exists.try_get::<_, bool>(0)? {
+            return Ok(0);
+        }
+        let row = client.query_one(&format!("SELECT layout FROM {head}"), &[]).await?;
+        row.try_get(0)
+    }
+
+    /// Moves the schema on to the layout that this program knows, and tells which it found; one that is newer is left as
+    /// it is. Replicas that start together do it once, under a lock of the schema's name.
+    pub(crate) async fn move_on(&self, client: &mut Client) -> Result<i32, Error> {
+        // Usually there is nothing to do, and then no more rights are needed than to read.
+        let found = self.layout(client).await?;
+        if found >= KNOWN_LAYOUT {
+            return Ok(found);
+        }
+        let transaction = client.transaction().await?;
+        let patience = seconds(MIGRATION_PATIENCE);
+        transaction
+            .batch_execute(&format!(
+                "SET LOCAL lock_timeout = '{patience}'; SET LOCAL statement_timeout = '{patience}'"
+            ))
+            .await?;
+        let lock = "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))";
+        transaction.execute(lock, &[&self.channel()]).await?;
+        let found = self.layout(transaction.client()).await?;
+        if found == 0 {
+            // Somebody who may not create schemas can still be given an empty one.
+            let exists = transaction.query_opt("SELECT FROM pg_namespace WHERE nspname = $1", &[&self.0]).await?;
+            if exists.is_none() {
+                transaction.batch_execute(&format!("CREATE SCHEMA {}", self.quoted())).await?;
+            }
+        }
+        for step in STEPS.iter().skip(usize::try_from(found).unwrap_or(0)) {
+            transaction.batch_execute(&step.replace("{schema}", &self.quoted())).await?;
+        }
+        if found < KNOWN_LAYOUT {
+            let noted = format!("UPDATE {}.head SET layout = $1", self.quoted());
+            transaction.execute(&noted, &[&KNOWN_LAYOUT]).await?;
+        }
+        transaction.commit().await?;
+        Ok(found.max(KNOWN_LAYOUT))
+    }
+}
+
+/// Every statement of the store, for one schema.
+#[derive(Debug)]
+pub(crate) struct Statements {
+    /// Takes the turn to commit, and tells where the store is.
+    pub(crate) lock: String,
+    /// Versions and revisions of the records with these kinds and paths, by their position in the question.
+    pub(crate) find: String,
+    /// Positions of those ranges that hold no record.
+    pub(crate) vacant: String,
+    /// Everything a group writes.
+    pub(crate) write: String,
+    pub(crate) get: String,
+    pub(crate) list: String,
+    pub(crate) head: String,
+    /// The log between two revisions.
+    pub(crate) follow: String,
+    /// Removes the oldest rows of the log that are past a bound.
+    pub(crate) forget: String,
+}
+
+impl Statements {
+    pub(crate) fn new(schema: &Schema) -> Self {
+        let with_schema = |text: &str| text.replace("{schema}", &schema.quoted());
+        Self {
+            lock: with_schema("SELECT layout, revision FROM {schema}.head FOR UPDATE"),
+            find: with_schema(
+                "SELECT asked.position, record.version, record.revision
+                FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked(kind, path, position)
+                JOIN {schema}.records AS record ON record.kind = asked.kind AND record.path = asked.path",
+            ),
+            // A subquery with a limit and not NOT EXISTS, which could become a join with everything there is.
+            vacant: with_schema(
+                "SELECT asked.position
+                FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS asked(kind, low, high, position)
+                WHERE (SELECT true FROM {schema}.records AS record
+                    WHERE record.kind = asked.kind AND record.path > asked.low AND record.path < asked.high
+                    LIMIT 1) IS NULL",
+            ),
+            write: with_schema(
+                r#"WITH mutation AS MATERIALIZED (
+                    SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::bigint[], $5::bytea[], $6::boolean[])
+                        WITH ORDINALITY AS mutation(revision, kind, path, version, content, lasting, position)
+                ), logged AS (
+                    INSERT INTO {schema}.log (revision, kinds, paths, versions, contents)
+                    SELECT revision, array_agg(kind ORDER BY position), array_agg(path ORDER BY position),
+                        array_agg(version ORDER BY position), array_agg(content ORDER BY position)
+                    FROM mutation GROUP BY revision
+                    UNION ALL SELECT quiet, NULL, NULL, NULL, NULL FROM unnest($7::bigint[]) AS quiet
+                ), deleted AS (
+                    DELETE FROM {schema}.records AS record USING mutation
+                    WHERE mutation.lasting AND mutation.content IS NULL
+                        AND record.kind = mutation.kind AND record.path = mutation.path
+                ), put AS (
+                    INSERT INTO {schema}.records (kind, path, version, revision, value)
+                    SELECT kind, path, version, revision, content FROM mutation WHERE lasting AND content IS NOT NULL
+                    ON CONFLICT (kind, path) DO UPDATE
+                        SET version = excluded.version, revision = excluded.revision, value = excluded.value
+                ), moved AS (
+                    UPDATE {schema}.head SET revision = $8
+                )
+                SELECT pg_notify($9, '')"#,
+            ),
+            get: with_schema("SELECT version, revision, value FROM {schema}.records WHERE kind = $1 AND path = $2"),
+            // One statement and so one snapshot for the page and its revision. A row goes over the wire only if the page
+            // still has room before the one in front of it, so that the end of a page of large records is cheap.
+            list: with_schema(&format!(
+                "SELECT head.revision, page.path, page.version, page.revision, page.value
+                FROM {{schema}}.head AS head LEFT JOIN (
+                    SELECT path, version, revision, value, coalesce(sum(octet_length(value)) OVER (
+                        ORDER BY path ROWS BETWEEN UNBOUNDED PRECEDING AND 2 PRECEDING), 0) AS before
+                    FROM (
+                        SELECT path, version, revision, value FROM {{schema}}.records
+                        WHERE kind = $1 AND path > $2 AND path < $3 ORDER BY path LIMIT $4
+                    ) AS bounded
+                ) AS page ON page.before < {MAX_PAGE_BYTES}
+                ORDER BY page.path"
+            )),
+            head: with_schema("SELECT layout, revision FROM {schema}.head"),
+            follow: with_schema(
+                "SELECT revision, kinds, paths, versions, contents FROM {schema}.log
+                WHERE revision > $1 AND revision <= $2 ORDER BY revision LIMIT $3",
+            ),
+            // What another replica is removing is skipped, so that all of them may do this at any time.
+            forget: with_schema(
+                "DELETE FROM {schema}.log WHERE revision IN (
+                    SELECT revision FROM (
+                        SELECT revision, committed_at FROM {schema}.log ORDER BY revision LIMIT $1 FOR UPDATE SKIP LOCKED
+                    ) AS oldest
+                    WHERE revision <= $2 OR committed_at < clock_timestamp() - make_interval(secs => $3)
+                )",
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_names_are_schemas() {
+        let longest = "a".repeat(MAX_SCHEMA);
+        for name in ["ate", "ate_2", "_", &longest] {
+            assert_eq!(Schema::from_str(name).map(|schema| schema.to_string()), Ok(name.to_owned()));
+        }
+        let long = "a".repeat(MAX_SCHEMA + 1);
+        for name in ["", "2", "Ate", "pg_ate", "a-b", "a\"b", "a.b", "é", "a b", &long] {
+            let refused = Schema::from_str(name).expect_err("not plain").to_string();
+            assert!(refused.contains(&format!("{name:?}")), "{refused}");
+        }
+    }
+}

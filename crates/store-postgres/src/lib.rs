@@ -1,0 +1,268 @@
+//! The store for several control-plane replicas: one schema of a PostgreSQL database, 13 or newer.
+//!
+//! In each replica committers queue for one writer, which takes all that waits, locks the one row of `head`, judges each
+//! change against the state left by those before it, and commits the group with one flush: two exchanges with the server,
+//! however many changes. Reads go over a pool of other connections and wait for nobody.
+//!
+//! ```text
+//!   replica A   commit ─┐ bounded           lock head, read what guards and writes name ──▶
+//!               commit ─┼─ queue ── writer ◀── versions, revisions                           PostgreSQL
+//!               commit ─┘           (group)  records, log, head, notify, COMMIT ────────────▶   head
+//!                                            ◀── durable ── feed ── answers                     records
+//!               watch ◀── feed ◀── follower ◀── notified: others have committed; read the log   log
+//!   replica B   the same
+//! ```
+//!
+//! **One line of commits.** The port numbers commits one after the other and judges each against all before it, so there is
+//! nothing to gain from transactions side by side; the row lock on `head` *is* the line. Whoever holds it reads in READ
+//! COMMITTED, where each statement sees all that was committed before it began, and so all before its turn. SERIALIZABLE or
+//! REPEATABLE READ would take their snapshot before the wait for the lock and fail when it ends. With the lock nothing is
+//! ever tried twice, and two replicas alternate, group by group.
+//!
+//! **The feed.** A replica publishes its own group itself if it saw everything before it; what others committed comes from
+//! the log, by notification and, should one be lost, by a slow poll. Both go through the same gate, which knows the last
+//! revision shown and takes only what follows it. The log has no gaps, so a replica that was away for longer than the log is
+//! kept notices, and its watchers end with [`WatchError::Lagged`].
+//!
+//! **When the database is away** commits and reads wait for [`Settings::patience`], then they are answered
+//! [`Fault::Unavailable`]. A commit whose connection breaks after it was sent is answered so at once: it may have happened.
+//! More, and what each failure looks like: `docs/store.md`.
+
+mod address;
+mod error;
+mod follower;
+mod layout;
+mod reads;
+mod relay;
+mod session;
+mod tls;
+mod writer;
+
+use std::fmt;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use ate_store::{
+    Change, CommitError, Committed, Fault, Feed, FeedLimits, Key, Page, Prefix, Queue, Record, Revision, Store, Watch,
+    WatchError,
+};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tokio_postgres::Row;
+use tokio_util::task::AbortOnDropHandle;
+
+pub use address::{Address, AddressError};
+pub use error::ConnectError;
+pub use layout::{Schema, SchemaError};
+
+use error::{Trouble, column, unsigned};
+use layout::{KNOWN_LAYOUT, Statements};
+use reads::Reads;
+use relay::Relay;
+use session::{Connector, check_server, deaf};
+use writer::Writer;
+
+/// Connections for reads of one replica. A read takes a millisecond of one, so these serve thousands in a second, and
+/// a dozen replicas stay below the hundred connections that a server allows as it is installed.
+const POOL: usize = 8;
+
+/// How long callers wait for a database that is away: through a restart or a failover, but not for ever.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where a store is and how it is used.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub address: Address,
+    /// All replicas of a control plane name the same one; others in the same database name others.
+    pub schema: Schema,
+    /// Most connections for reads; the writer and the follower of the feed have one each besides.
+    pub pool: usize,
+    pub feed: FeedLimits,
+    /// How long a commit or a read waits while the database cannot be reached.
+    pub patience: Duration,
+    /// Accept a server with `fsync = off`, which may lose what it acknowledged. For tests of other things.
+    pub volatile: bool,
+}
+
+impl Settings {
+    pub fn new(address: Address) -> Self {
+        Self {
+            address,
+            schema: Schema::default(),
+            pool: POOL,
+            feed: FeedLimits::default(),
+            patience: PATIENCE,
+            volatile: false,
+        }
+    }
+}
+
+/// A store in a schema of a PostgreSQL database, shared with other replicas.
+#[derive(Debug)]
+pub struct PostgresStore {
+    shared: Arc<Shared>,
+    reads: Reads,
+    writer: Mutex<Option<JoinHandle<()>>>,
+    follower: AbortOnDropHandle<()>,
+}
+
+/// What the tasks of a store have in common.
+pub(crate) struct Shared {
+    settings: Settings,
+    connector: Connector,
+    statements: Statements,
+    queue: Queue,
+    relay: Relay,
+    /// Wakes the follower: there is something in the log that the feed has not shown.
+    news: Notify,
+    /// The server's name for the writer's session; what it notifies of needs no look into the log.
+    writer_session: AtomicI32,
+    /// Why this replica must not go on.
+    wrong: OnceLock<Fault>,
+    stopped: watch::Sender<bool>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("settings", &self.settings).field("relay", &self.relay).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Looks at what the database says of itself. A schema that was moved on by a newer program must not be written by this
+    /// one, and a database that knows less than was seen of it (restored from a backup, or failed over to a standby that
+    /// had not got everything) contradicts every cache that was filled from it. Both end this replica; a new process
+    /// begins from what is there.
+    fn check_head(&self, head: &Row) -> Result<Revision, Trouble> {
+        let layout: i32 = column(head, 0).map_err(Trouble::Wrong)?;
+        let revision = Revision(unsigned(head, 1).map_err(Trouble::Wrong)?);
+        let seen = self.relay.seen();
+        let reason = if layout != KNOWN_LAYOUT {
+            format!("the schema was moved on to layout {layout}, this program knows {KNOWN_LAYOUT}; use a newer one")
+        } else if revision < seen {
+            format!("revision {seen} was seen, but the database is only at {revision}; restart to go on from there")
+        } else {
+            return Ok(revision);
+        };
+        let fault = Fault::Corrupt { reason };
+        tracing::error!(address = %self.settings.address, %fault, "the store stops");
+        let _ = self.wrong.set(fault.clone());
+        self.queue.close();
+        Err(Trouble::Wrong(fault))
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        self.wrong.get().map_or(Ok(()), |fault| Err(fault.clone()))
+    }
+}
+
+impl PostgresStore {
+    /// Connects, brings the schema to the layout that this program knows, and starts to follow the feed.
+    pub async fn connect(settings: Settings) -> Result<Self, ConnectError> {
+        let address = settings.address.clone();
+        let failed = |trouble: Trouble| match trouble {
+            Trouble::Unfit(unfit) => unfit,
+            other => ConnectError::Database { address: address.clone(), reason: Fault::from(other).to_string() },
+        };
+        let connector = tokio::task::spawn_blocking({
+            let address = address.clone();
+            move || Connector::new(&address)
+        });
+        let connector = connector.await.expect("reading certificates does not panic")?;
+        let statements = Statements::new(&settings.schema);
+        let mut session = connector.session(deaf()).await.map_err(&failed)?;
+        check_server(&session, &address, settings.volatile).await?;
+        let found = settings.schema.move_on(&mut session).await.map_err(|error| failed(error.into()))?;
+        if found > KNOWN_LAYOUT {
+            return Err(ConnectError::TooNew { address, schema: settings.schema, found });
+        }
+        let head = session.query_one(&statements.head, &[]).await.map_err(|error| failed(error.into()))?;
+        let revision = unsigned(&head, 1).map_err(|fault| failed(Trouble::Wrong(fault)))?;
+        drop(session);
+
+        let reads = Reads::new(&settings, connector.clone());
+        let shared = Arc::new(Shared {
+            relay: Relay::new(Feed::new(Revision(revision), settings.feed), Revision(revision)),
+            settings,
+            connector,
+            statements,
+            queue: Queue::default(),
+            news: Notify::new(),
+            writer_session: AtomicI32::new(0),
+            wrong: OnceLock::new(),
+            stopped: watch::Sender::new(false),
+        });
+        let writer = tokio::spawn(Writer::new(shared.clone()).run());
+        let follower = AbortOnDropHandle::new(tokio::spawn(follower::follow(shared.clone())));
+        Ok(Self { shared, reads, writer: Mutex::new(Some(writer)), follower })
+    }
+
+    /// Commits what is queued and closes the connections; later calls are refused. Watches end. Dropping the store does
+    /// the same behind the caller's back.
+    pub async fn close(&self) {
+        self.shared.queue.close();
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(writer) = writer {
+            // A panic has been reported by the panic hook; there is nothing to add.
+            let _ = writer.await;
+        }
+        self.follower.abort();
+        self.reads.close();
+    }
+
+    /// Resolves once nothing can be committed any more: the store was closed, or what the database holds contradicts what
+    /// this replica has seen of it. The owner of a store that it did not close ends the process then.
+    pub async fn stopped(&self) {
+        // An error would mean that the sender is gone, but this very store holds it.
+        let _ = self.shared.stopped.subscribe().wait_for(|stopped| *stopped).await;
+    }
+}
+
+impl Drop for PostgresStore {
+    fn drop(&mut self) {
+        self.shared.queue.close();
+    }
+}
+
+#[async_trait]
+impl Store for PostgresStore {
+    async fn commit(&self, change: Change) -> Result<Committed, CommitError> {
+        self.shared.check()?;
+        self.shared.queue.commit(change).await
+    }
+
+    async fn get(&self, key: &Key) -> Result<Option<Record>, Fault> {
+        self.shared.check()?;
+        self.reads.get(&self.shared.statements, key).await
+    }
+
+    async fn list(&self, prefix: &Prefix, after: Option<&str>, limit: usize) -> Result<Page, Fault> {
+        self.shared.check()?;
+        self.reads.list(&self.shared.statements, prefix, after, limit).await
+    }
+
+    /// From revisions that this replica's feed still holds, though the log may reach further back: a watcher that was away
+    /// for that long lists again, which every watcher can.
+    async fn watch(&self, prefix: &Prefix, after: Revision) -> Result<Watch, WatchError> {
+        let current = self.revision().await?;
+        // Otherwise it would depend on the follower's haste what is refused and what is shown.
+        if self.shared.relay.seen() < current {
+            self.shared.news.notify_one();
+            self.shared.relay.reach(current, self.shared.settings.patience).await?;
+        }
+        self.shared.relay.feed().watch(prefix.clone(), after, current)
+    }
+
+    async fn revision(&self) -> Result<Revision, Fault> {
+        self.shared.check()?;
+        self.reads.revision(&self.shared.statements).await
+    }
+}
+
+impl Shared {
+    fn is_writer(&self, session: i32) -> bool {
+        self.writer_session.load(Ordering::Relaxed) == session
+    }
+}

@@ -66,7 +66,7 @@ impl Follower {
                 }
             })
         };
-        let client = shared.connector.session(listener).await?;
+        let client = shared.connector.session("follower", listener).await?;
         let prepare = async {
             client.batch_execute(&format!("LISTEN \"{}\"", shared.settings.schema.channel())).await?;
             let statements = &shared.statements;
@@ -102,8 +102,9 @@ impl Follower {
 
     async fn catch_up(&self) -> Result<(), Trouble> {
         loop {
+            let seen = self.shared.relay.seen();
             let head = within(EXCHANGE, self.client.query_one(&self.head, &[])).await?;
-            let head = self.shared.check_head(&head)?;
+            let head = self.shared.check_head(&head, seen)?;
             if self.shared.relay.seen() >= head {
                 return Ok(());
             }

@@ -109,12 +109,12 @@ impl Schema {
     }
 
     async fn layout(&self, client: &Client) -> Result<i32, Error> {
-        let head = format!("{}.head", self.quoted());
-        let exists = client.query_one("SELECT to_regclass($1) IS NOT NULL", &[&head]).await?;
-        if !exists.try_get::<_, bool>(0)? {
+        // Not to_regclass: that looks into a cache which does not hear of what others did while this session waited.
+        let exists = "SELECT FROM pg_tables WHERE schemaname = $1 AND tablename = 'head'";
+        if client.query_opt(exists, &[&self.0]).await?.is_none() {
             return Ok(0);
         }
-        let row = client.query_one(&format!("SELECT layout FROM {head}"), &[]).await?;
+        let row = client.query_one(&format!("SELECT layout FROM {}.head", self.quoted()), &[]).await?;
         row.try_get(0)
     }
 

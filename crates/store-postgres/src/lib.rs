@@ -134,11 +134,10 @@ impl Shared {
     /// Looks at what the database says of itself. A schema that was moved on by a newer program must not be written by this
     /// one, and a database that knows less than was seen of it (restored from a backup, or failed over to a standby that
     /// had not got everything) contradicts every cache that was filled from it. Both end this replica; a new process
-    /// begins from what is there.
-    fn check_head(&self, head: &Row) -> Result<Revision, Trouble> {
+    /// begins from what is there. `seen` is from before the head was asked for: the feed moves on meanwhile.
+    fn check_head(&self, head: &Row, seen: Revision) -> Result<Revision, Trouble> {
         let layout: i32 = column(head, 0).map_err(Trouble::Wrong)?;
         let revision = Revision(unsigned(head, 1).map_err(Trouble::Wrong)?);
-        let seen = self.relay.seen();
         let reason = if layout != KNOWN_LAYOUT {
             format!("the schema was moved on to layout {layout}, this program knows {KNOWN_LAYOUT}; use a newer one")
         } else if revision < seen {
@@ -172,7 +171,7 @@ impl PostgresStore {
         });
         let connector = connector.await.expect("reading certificates does not panic")?;
         let statements = Statements::new(&settings.schema);
-        let mut session = connector.session(deaf()).await.map_err(&failed)?;
+        let mut session = connector.session("opener", deaf()).await.map_err(&failed)?;
         check_server(&session, &address, settings.volatile).await?;
         let found = settings.schema.move_on(&mut session).await.map_err(|error| failed(error.into()))?;
         if found > KNOWN_LAYOUT {

@@ -68,18 +68,18 @@ impl Connector {
             // For one host of several.
             config.connect_timeout(CONNECT / 2);
         }
-        if config.get_application_name().is_none() {
-            config.application_name("ate");
-        }
         Ok(Self { config, tls: tls::connector(&address.protection)? })
     }
 
-    pub(crate) async fn session(&self, listener: Listener) -> Result<Client, Trouble> {
-        Ok(within(CONNECT, self.open(listener)).await?.0)
+    /// The role is for whoever looks at the server's list of sessions.
+    pub(crate) async fn session(&self, role: &str, listener: Listener) -> Result<Client, Trouble> {
+        Ok(within(CONNECT, self.open(role, listener)).await?.0)
     }
 
-    async fn open(&self, listener: Listener) -> Result<(Client, JoinHandle<()>), Error> {
-        let (client, mut connection) = self.config.connect(self.tls.clone()).await?;
+    async fn open(&self, role: &str, listener: Listener) -> Result<(Client, JoinHandle<()>), Error> {
+        let mut config = self.config.clone();
+        config.application_name(format!("{} {role}", self.config.get_application_name().unwrap_or("ate")));
+        let (client, mut connection) = config.connect(self.tls.clone()).await?;
         // Ends by itself when the client is dropped and what it asked for is answered.
         let driver = tokio::spawn(async move {
             loop {
@@ -113,7 +113,7 @@ impl Connect for Connector {
         &self,
         _config: &Config,
     ) -> Pin<Box<dyn Future<Output = Result<(Client, JoinHandle<()>), Error>> + Send + '_>> {
-        self.open(deaf()).boxed()
+        self.open("reader", deaf()).boxed()
     }
 }
 

@@ -99,9 +99,10 @@ impl Writer {
         }
         let session = self.session.as_ref().expect("opened above");
         let question = Question::of(group);
+        let seen = self.shared.relay.seen();
         let answers = within(EXCHANGE, session.begin(&question)).await.map_err(Failure::Before)?;
         let wrong = |fault| Failure::Before(Trouble::Wrong(fault));
-        let start = self.shared.check_head(&answers.head).map_err(Failure::Before)?;
+        let start = self.shared.check_head(&answers.head, seen).map_err(Failure::Before)?;
         let mut overlay = question.answered(&answers).map_err(wrong)?;
         let changes = group.iter().map(|request| &request.change);
         let done = Group::judge(&mut overlay, changes, start).map_err(wrong)?;
@@ -122,7 +123,7 @@ impl Writer {
 
     async fn open(&self) -> Result<Session, Trouble> {
         let shared = &self.shared;
-        let client = shared.connector.session(deaf()).await?;
+        let client = shared.connector.session("writer", deaf()).await?;
         let prepare = async {
             check_server(&client, &shared.settings.address, shared.settings.volatile).await.map_err(Trouble::Unfit)?;
             let name = column(&client.query_one("SELECT pg_backend_pid()", &[]).await?, 0).map_err(Trouble::Wrong)?;

@@ -152,6 +152,10 @@ impl Shared {
         Err(Trouble::Wrong(fault))
     }
 
+    fn is_writer(&self, session: i32) -> bool {
+        self.writer_session.load(Ordering::Relaxed) == session
+    }
+
     fn check(&self) -> Result<(), Fault> {
         self.wrong.get().map_or(Ok(()), |fault| Err(fault.clone()))
     }
@@ -163,7 +167,10 @@ impl PostgresStore {
         let address = settings.address.clone();
         let failed = |trouble: Trouble| match trouble {
             Trouble::Unfit(unfit) => unfit,
-            other => ConnectError::Database { address: address.clone(), reason: Fault::from(other).to_string() },
+            other => {
+                let (Fault::Unavailable { reason } | Fault::Corrupt { reason }) = other.into();
+                ConnectError::Database { address: address.clone(), reason }
+            }
         };
         let connector = tokio::task::spawn_blocking({
             let address = address.clone();
@@ -257,11 +264,5 @@ impl Store for PostgresStore {
     async fn revision(&self) -> Result<Revision, Fault> {
         self.shared.check()?;
         self.reads.revision(&self.shared.statements).await
-    }
-}
-
-impl Shared {
-    fn is_writer(&self, session: i32) -> bool {
-        self.writer_session.load(Ordering::Relaxed) == session
     }
 }

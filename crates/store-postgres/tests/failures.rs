@@ -1,0 +1,264 @@
+//! What the store does when the server, a neighbour or the way to them fails.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use ate_store::conformance::crash;
+use ate_store::{Change, CommitError, Fault, Guard, Key, Kind, MAX_PAGE_RECORDS, Prefix, Revision, Store};
+use ate_store_postgres::{ConnectError, PostgresStore, Settings};
+use ate_testkit_postgres::{PASSWORD, Server};
+use futures::StreamExt;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use tokio::task::JoinSet;
+
+use common::{connect, new_schema, server, settings};
+
+fn key(kind: Kind, name: &str) -> Key {
+    Key::new(kind, [name]).expect("well formed")
+}
+
+fn put(name: &str) -> Change {
+    Change::new().put(key(Kind::Actor, name), "x")
+}
+
+fn unavailable<T: std::fmt::Debug>(outcome: Result<T, CommitError>) -> String {
+    match outcome {
+        Err(CommitError::Fault(Fault::Unavailable { reason })) => reason,
+        other => panic!("not unavailable: {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_is_away_is_unavailable_and_then_there_again() {
+    let server = Server::default();
+    let schema = new_schema();
+    let store = connect(Settings { patience: Duration::from_millis(200), ..settings(&server, &schema) }).await;
+    let patient = connect(settings(&server, &schema)).await;
+    store.commit(put("before")).await.expect("works");
+    let mut watch = patient.watch(&Prefix::all(Kind::Actor), Revision::ZERO).await.expect("starts");
+    server.crash();
+
+    // The first learns that its connection broke, perhaps when it had sent the change already; the second cannot connect.
+    unavailable(store.commit(put("lost")).await);
+    let reason = unavailable(store.commit(put("lost")).await);
+    assert!(reason.contains("refused"), "{reason}");
+    assert!(matches!(store.get(&key(Kind::Actor, "before")).await, Err(Fault::Unavailable { .. })));
+
+    let (before, lost) = (key(Kind::Actor, "before"), key(Kind::Actor, "lost"));
+    let mut read = Box::pin(patient.get(&before));
+    assert!(futures::poll!(&mut read).is_pending());
+    server.resume();
+    assert!(read.await.expect("waited for the server").is_some());
+    assert_eq!(store.get(&lost).await, Ok(None), "the server was down, so it cannot have happened");
+    assert_eq!(store.commit(put("after")).await.expect("works again").revision, Revision(2));
+    for revision in [1, 2] {
+        assert_eq!(watch.next().await.expect("open").expect("nothing missed").revision, Revision(revision));
+    }
+}
+
+/// Commits until told to stop; what became of each: committed, refused, or nobody knows.
+async fn load(store: Arc<PostgresStore>, writer: String, stop: Arc<AtomicBool>) -> Vec<(String, Option<bool>)> {
+    let mut outcomes = Vec::new();
+    while !stop.load(Ordering::Relaxed) {
+        let number = outcomes.len();
+        let name = format!("{writer}-{number}");
+        let mut change = Change::new().create(key(Kind::Actor, &name), name.clone()).put(key(Kind::Worker, &name), "x");
+        if number % 4 == 3 {
+            // Such a change conflicts, whatever else happens to it.
+            change = change.guard(Guard::Present(key(Kind::Pool, "none")));
+        }
+        let outcome = match store.commit(change).await {
+            Ok(_) => Some(true),
+            Err(CommitError::Conflict { .. }) => Some(false),
+            Err(CommitError::Fault(Fault::Unavailable { .. })) => None,
+            Err(other) => panic!("{other}"),
+        };
+        outcomes.push((name, outcome));
+    }
+    outcomes
+}
+
+async fn names(store: &PostgresStore, kind: Kind) -> BTreeMap<String, Revision> {
+    let (mut names, mut after) = (BTreeMap::new(), None::<String>);
+    loop {
+        let page = store.list(&Prefix::all(kind), after.as_deref(), MAX_PAGE_RECORDS).await.expect("reads");
+        names.extend(page.records.iter().map(|record| (record.key.path().to_owned(), record.revision)));
+        match page.records.last() {
+            Some(last) if page.more => after = Some(last.key.path().to_owned()),
+            _ => return names,
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_answered_holds_though_the_server_crashes_under_load() {
+    const CRASHES: usize = 3;
+    let server = Arc::new(Server::default());
+    let schema = new_schema();
+    let stores =
+        [Arc::new(connect(settings(&server, &schema)).await), Arc::new(connect(settings(&server, &schema)).await)];
+    let mut watches = Vec::new();
+    for store in &stores {
+        watches.push(store.watch(&Prefix::all(Kind::Actor), Revision::ZERO).await.expect("starts"));
+    }
+    let mut outcomes = BTreeMap::new();
+    for round in 0..CRASHES {
+        let (mut writers, stop) = (JoinSet::new(), Arc::new(AtomicBool::new(false)));
+        for (at, store) in stores.iter().enumerate() {
+            for writer in 0..8 {
+                writers.spawn(load(store.clone(), format!("{round}-{at}-{writer}"), stop.clone()));
+            }
+        }
+        // In the middle of the load: once some of it has been answered.
+        let start = stores[0].revision().await.expect("reads");
+        while stores[0].revision().await.expect("reads") < Revision(start.0 + 50) {}
+        let crash = tokio::task::spawn_blocking({
+            let server = server.clone();
+            move || {
+                server.crash();
+                server.resume();
+            }
+        });
+        crash.await.expect("crashes and comes back");
+        stop.store(true, Ordering::Relaxed);
+        outcomes.extend(writers.join_all().await.into_iter().flatten());
+    }
+    let (actors, workers) = (names(&stores[0], Kind::Actor).await, names(&stores[1], Kind::Worker).await);
+    assert_eq!(actors, workers, "half a commit");
+    for (name, outcome) in &outcomes {
+        assert!(*outcome != Some(true) || actors.contains_key(name), "{name} was acknowledged and is lost");
+        assert!(*outcome != Some(false) || !actors.contains_key(name), "{name} was refused and is there");
+    }
+    assert!(outcomes.values().filter(|outcome| **outcome == Some(true)).count() > 150);
+    assert_eq!(stores[0].revision().await, Ok(Revision(actors.len() as u64)), "revisions count commits");
+    for watch in watches {
+        let events: Vec<_> = watch.take(actors.len()).collect().await;
+        let revisions: Vec<_> = events.into_iter().map(|event| event.expect("nothing missed").revision.0).collect();
+        assert_eq!(revisions, (1..=actors.len() as u64).collect::<Vec<_>>(), "once each, in order");
+    }
+}
+
+const CHILD_URL: &str = "ATE_STORE_HANG_URL";
+const CHILD_SCHEMA: &str = "ATE_STORE_HANG_SCHEMA";
+
+/// Not a test: a replica that is stopped while it commits.
+#[tokio::test]
+#[ignore = "run by a_replica_that_hangs_with_the_lock_is_overcome"]
+async fn hanging_child() {
+    let (Ok(url), Ok(schema)) = (std::env::var(CHILD_URL), std::env::var(CHILD_SCHEMA)) else { return };
+    let schema = schema.parse().expect("plain");
+    let settings = Settings { schema, ..Settings::new(url.parse().expect("well formed")) };
+    crash::write_until_killed(Arc::new(connect(settings).await)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_hangs_with_the_lock_is_overcome() {
+    let schema = new_schema();
+    let store = connect(settings(server(), &schema)).await;
+    let url = format!("{}?application_name=hanging", server().url());
+    let mut child = Command::new(std::env::current_exe().expect("own path"))
+        .args(["--exact", "hanging_child", "--ignored", "--nocapture"])
+        .env(CHILD_URL, url)
+        .env(CHILD_SCHEMA, schema.to_string())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("starts");
+    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
+    let state = || server().sql("SELECT state FROM pg_stat_activity WHERE application_name = 'hanging writer'");
+    // Stopped at any moment, until it is one between the two halves of a commit.
+    loop {
+        let before = store.revision().await.expect("reads");
+        while store.revision().await.expect("reads") == before {}
+        kill(pid, Signal::SIGSTOP).expect("runs");
+        assert!(matches!(waitpid(pid, Some(WaitPidFlag::WUNTRACED)), Ok(WaitStatus::Stopped(..))));
+        let mut held = state();
+        while held == "active" {
+            held = state();
+        }
+        if held == "idle in transaction" {
+            break;
+        }
+        kill(pid, Signal::SIGCONT).expect("is there");
+    }
+    store.commit(put("mine")).await.expect("the server ends the session of who hangs");
+    assert_eq!(state(), "", "the session is gone, and its lock with it");
+    child.kill().expect("is there");
+    child.wait().expect("killed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_queued_before_the_close_is_committed_and_nothing_after() {
+    let settings = settings(server(), &new_schema());
+    let store = connect(settings.clone()).await;
+    let mut watch = store.watch(&Prefix::all(Kind::Actor), Revision::ZERO).await.expect("starts");
+    let mut waiting: Vec<_> = (0..10).map(|at| Box::pin(store.commit(put(&at.to_string())))).collect();
+    for commit in &mut waiting {
+        // The first few may be through already.
+        let _ = futures::poll!(commit);
+    }
+    drop(waiting);
+    store.close().await;
+    store.stopped().await;
+    unavailable(store.commit(put("late")).await);
+    assert!(matches!(store.get(&key(Kind::Actor, "0")).await, Err(Fault::Unavailable { .. })));
+    for _ in 0..10 {
+        watch.next().await.expect("shown before the end").expect("keeps up");
+    }
+    assert!(watch.next().await.is_none(), "a watch ends with the store");
+    assert_eq!(connect(settings).await.revision().await, Ok(Revision(10)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_may_lose_what_it_acknowledged_is_refused() {
+    let server = Server::start("fsync = off", &[]);
+    let settings = settings(&server, &new_schema());
+    let refused = PostgresStore::connect(settings.clone()).await.expect_err("nothing would be durable");
+    assert!(matches!(refused, ConnectError::NotDurable { .. }), "{refused}");
+    connect(Settings { volatile: true, ..settings }).await.commit(put("a")).await.expect("it was allowed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_in_another_encoding_is_refused() {
+    server().sql("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0");
+    let url = server().url();
+    let address = url.strip_suffix("postgres").expect("the database's name").to_owned() + "latin";
+    let settings = Settings::new(address.parse().expect("well formed"));
+    let refused = PostgresStore::connect(settings).await.expect_err("not every name could be stored");
+    assert!(matches!(&refused, ConnectError::Encoding { found, .. } if found == "LATIN1"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sessions_flush_each_commit_whatever_the_database_says() {
+    let server = Server::start("synchronous_commit = off\ndefault_transaction_isolation = 'serializable'", &[]);
+    let settings = settings(&server, &new_schema());
+    let store = connect(settings.clone()).await;
+    // Both would break the store: unflushed commits, and a snapshot from before the lock.
+    let other = connect(settings).await;
+    let both = (0..50).map(|at| if at % 2 == 0 { store.commit(put("a")) } else { other.commit(put("a")) });
+    for outcome in futures::future::join_all(both).await {
+        outcome.expect("no guards");
+    }
+    server.crash();
+    server.resume();
+    assert_eq!(store.revision().await, Ok(Revision(50)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_error_and_no_description_holds_the_password() {
+    let wrong = server().url().replace(PASSWORD, "wr0ng");
+    let settings = Settings::new(wrong.parse().expect("well formed"));
+    let refused = PostgresStore::connect(settings.clone()).await.expect_err("wrong password");
+    assert!(refused.to_string().contains("password authentication failed"), "{refused}");
+    for text in [refused.to_string(), format!("{refused:?}"), format!("{settings:?}")] {
+        assert!(!text.contains("wr0ng"), "{text}");
+    }
+    let store = connect(common::settings(server(), &new_schema())).await;
+    assert!(!format!("{store:?}").contains(PASSWORD), "{store:?}");
+}

@@ -90,14 +90,15 @@ async fn main() {
     let counts = arguments.next().unwrap_or_else(|| "1,8,64".to_owned());
     let server = Server::default();
     server.sql("CREATE TABLE plain (path text COLLATE \"C\" PRIMARY KEY, value bytea NOT NULL)");
-    let settings = |pool| Settings { pool, ..Settings::new(server.url().parse().expect("well formed")) };
-    let store = Arc::new(PostgresStore::connect(settings(8)).await.expect("connects"));
-    let second = Arc::new(PostgresStore::connect(settings(8)).await.expect("connects"));
+    let settings = Settings::new(server.url().parse().expect("well formed"));
+    let connect = async || Arc::new(PostgresStore::connect(settings.clone()).await.expect("connects"));
     println!("{} ; commits per second", server.sql("SHOW server_version"));
     println!("{:>10} {:>10} {:>10} {:>14}", "committers", "upserts", "store", "two replicas");
     for committers in counts.split(',').map(|text| text.parse::<u64>().expect("a number of committers")) {
         let plain = raw(&server, seconds, committers).await;
+        let store = connect().await;
         let one = stored(&store, seconds, committers).await;
+        let second = connect().await;
         let half = committers.div_ceil(2);
         let (first, other) = tokio::join!(stored(&store, seconds, half), stored(&second, seconds, half));
         println!("{committers:>10} {plain:>10.0} {one:>10.0} {:>14.0}", first + other);

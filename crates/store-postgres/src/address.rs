@@ -1,6 +1,7 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use percent_encoding::percent_decode_str;
 use tokio_postgres::Config;
@@ -32,7 +33,7 @@ pub(crate) enum Roots {
 /// with several hosts divided by commas, of which the one that takes writes is used.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Address {
-    pub(crate) config: Config,
+    pub(crate) config: Arc<Config>,
     pub(crate) protection: Protection,
 }
 
@@ -116,7 +117,7 @@ impl FromStr for Address {
             Protection::Offered => SslMode::Prefer,
             Protection::Encrypted | Protection::Verified(_) => SslMode::Require,
         });
-        Ok(Self { config, protection })
+        Ok(Self { config: Arc::new(config), protection })
     }
 }
 

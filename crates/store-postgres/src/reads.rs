@@ -1,13 +1,14 @@
 use ate_store::{Fault, Key, Kind, MAX_PAGE_RECORDS, MAX_PATH, Page, PageFiller, Prefix, Record, Revision};
 use bytes::Bytes;
-use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod, Runtime, Timeouts};
+use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Timeouts};
+use tokio::time::{Instant, timeout_at};
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use crate::Settings;
-use crate::error::{Trouble, column, corrupt, unsigned, within};
+use crate::error::{Trouble, column, corrupt, unsigned};
 use crate::layout::Statements;
-use crate::session::{CONNECT, Connector, EXCHANGE, Pause};
+use crate::session::{CONNECT, Connector, Pause};
 
 /// Reads go to the server that takes writes: only that one has every commit that was acknowledged.
 #[derive(Debug)]
@@ -38,8 +39,8 @@ impl Reads {
     pub(crate) fn new(settings: &Settings, connector: Connector) -> Self {
         // Whether a connection still works shows when it is used; then another is taken.
         let config = ManagerConfig { recycling_method: RecyclingMethod::Fast };
-        let manager = Manager::from_connect(settings.address.config.clone(), connector, config);
-        let timeouts = Timeouts { wait: Some(settings.patience), create: Some(CONNECT), recycle: Some(CONNECT) };
+        let manager = Manager::from_connect((*settings.address.config).clone(), connector, config);
+        let timeouts = Timeouts { wait: None, create: Some(CONNECT), recycle: None };
         let pool = Pool::builder(manager).max_size(settings.pool.max(1)).timeouts(timeouts).runtime(Runtime::Tokio1);
         Self { pool: pool.build().expect("a runtime for the timeouts is named"), patience: settings.patience }
     }
@@ -87,25 +88,36 @@ impl Reads {
 
     /// Asks again over another connection while that may help and patience lasts: a read can be repeated.
     async fn query(&self, statement: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Fault> {
-        let mut last = None;
-        let trying = async {
-            let mut pause = Pause::default();
-            loop {
-                match within(EXCHANGE, self.attempt(statement, parameters)).await {
-                    Err(trouble) if trouble.is_passing() => last = Some(trouble),
-                    other => return other,
-                }
-                pause.wait().await;
+        let deadline = Instant::now() + self.patience;
+        let mut pause = Pause::default();
+        loop {
+            match self.attempt(deadline, statement, parameters).await {
+                Err(trouble) if trouble.is_passing() && Instant::now() < deadline => pause.wait().await,
+                other => return Ok(other?),
             }
-        };
-        let tried = tokio::time::timeout(self.patience, trying).await;
-        Ok(tried.unwrap_or_else(|_| Err(last.unwrap_or(Trouble::Silent(self.patience))))?)
+        }
     }
 
-    async fn attempt(&self, statement: &str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, Trouble> {
-        let client = self.pool.get().await?;
-        let statement = client.prepare_cached(statement).await?;
-        Ok(client.query(&statement, parameters).await?)
+    async fn attempt(
+        &self,
+        deadline: Instant,
+        statement: &str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, Trouble> {
+        let silent = |_| Trouble::Silent(self.patience);
+        let client = timeout_at(deadline, self.pool.get()).await.map_err(silent)??;
+        let asked = timeout_at(deadline, async {
+            let statement = client.prepare_cached(statement).await?;
+            client.query(&statement, parameters).await
+        });
+        match asked.await {
+            Ok(answered) => Ok(answered?),
+            Err(late) => {
+                // The next one would wait behind the answer that this one did not get.
+                drop(Object::take(client));
+                Err(silent(late))
+            }
+        }
     }
 }
 

@@ -58,7 +58,7 @@ pub(crate) type Listener = Box<dyn Fn(Option<Notification>) + Send>;
 impl Connector {
     /// Blocks on the disk: roots of trust may be read.
     pub(crate) fn new(address: &Address) -> Result<Self, ConnectError> {
-        let mut config = address.config.clone();
+        let mut config = Config::clone(&address.config);
         config
             .keepalives_idle(KEEPALIVE)
             .keepalives_interval(KEEPALIVE_INTERVAL)

@@ -2,7 +2,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ate_store::{Fault, Group, Guard, Key, Mutation, Prefix, Record, Request, Revision, Stage, View, Write};
+use ate_store::{Fault, Group, Guard, Key, Mutation, Prefix, Record, Request, Revision, Stage, Verdict, View, Write};
 use bytes::Bytes;
 use futures::future::{join, try_join4};
 use tokio::time::Instant;
@@ -67,7 +67,7 @@ impl Writer {
     }
 
     /// Tries until the group is committed, patience ends, or it was sent and nobody knows what became of it.
-    async fn commit(&mut self, group: &[Request]) -> Result<Vec<ate_store::Verdict>, Fault> {
+    async fn commit(&mut self, group: &[Request]) -> Result<Vec<Verdict>, Fault> {
         let deadline = Instant::now() + self.shared.settings.patience;
         let mut pause = Pause::default();
         loop {
@@ -93,7 +93,7 @@ impl Writer {
         }
     }
 
-    async fn attempt(&mut self, group: &[Request]) -> Result<Vec<ate_store::Verdict>, Failure> {
+    async fn attempt(&mut self, group: &[Request]) -> Result<Vec<Verdict>, Failure> {
         if self.session.is_none() {
             self.session = Some(self.open().await.map_err(Failure::Before)?);
         }
@@ -106,15 +106,13 @@ impl Writer {
         let mut overlay = question.answered(&answers).map_err(wrong)?;
         let changes = group.iter().map(|request| &request.change);
         let done = Group::judge(&mut overlay, changes, start).map_err(wrong)?;
+        if done.revision == start {
+            // Every verdict is right already; the lock is all there is to give back.
+            within(EXCHANGE, session.client.batch_execute("COMMIT")).await.map_err(Failure::Before)?;
+            return Ok(done.verdicts);
+        }
         let channel = self.shared.settings.schema.channel();
-        let finished = async {
-            if done.revision == start {
-                session.client.batch_execute("COMMIT").await
-            } else {
-                session.finish(start, &done, &channel).await
-            }
-        };
-        within(EXCHANGE, finished).await.map_err(Failure::After)?;
+        within(EXCHANGE, session.finish(start, &done, &channel)).await.map_err(Failure::After)?;
         if !self.shared.relay.publish(start, done.revision, done.events) {
             self.shared.news.notify_one();
         }

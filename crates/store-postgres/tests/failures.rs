@@ -98,8 +98,8 @@ async fn names(store: &PostgresStore, kind: Kind) -> BTreeMap<String, Revision> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_answered_holds_though_the_server_crashes_under_load() {
-    const CRASHES: usize = 3;
+async fn what_was_answered_holds_though_server_and_connections_break_under_load() {
+    const ROUNDS: usize = 4;
     let server = Arc::new(Server::default());
     let schema = new_schema();
     let stores =
@@ -109,7 +109,7 @@ async fn what_was_answered_holds_though_the_server_crashes_under_load() {
         watches.push(store.watch(&Prefix::all(Kind::Actor), Revision::ZERO).await.expect("starts"));
     }
     let mut outcomes = BTreeMap::new();
-    for round in 0..CRASHES {
+    for round in 0..ROUNDS {
         let (mut writers, stop) = (JoinSet::new(), Arc::new(AtomicBool::new(false)));
         for (at, store) in stores.iter().enumerate() {
             for writer in 0..8 {
@@ -119,14 +119,19 @@ async fn what_was_answered_holds_though_the_server_crashes_under_load() {
         // In the middle of the load: once some of it has been answered.
         let start = stores[0].revision().await.expect("reads");
         while stores[0].revision().await.expect("reads") < Revision(start.0 + 50) {}
-        let crash = tokio::task::spawn_blocking({
-            let server = server.clone();
-            move || {
-                server.crash();
-                server.resume();
+        let failing = server.clone();
+        let failure = tokio::task::spawn_blocking(move || match round % 2 {
+            0 => {
+                failing.crash();
+                failing.resume();
             }
+            _ => (0..5).for_each(|_| {
+                failing.sql(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'ate writer'",
+                );
+            }),
         });
-        crash.await.expect("crashes and comes back");
+        failure.await.expect("fails and comes back");
         stop.store(true, Ordering::Relaxed);
         outcomes.extend(writers.join_all().await.into_iter().flatten());
     }

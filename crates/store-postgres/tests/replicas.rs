@@ -141,7 +141,8 @@ async fn each_sees_all_commits_in_order_though_its_connections_are_cut() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changes_that_wait_together_share_a_transaction_and_nothing_else() {
-    let settings = settings(server(), &new_schema());
+    let mut settings = settings(server(), &new_schema());
+    settings.address = format!("{}?application_name=waiting", server().url()).parse().expect("well formed");
     let store = connect(settings.clone()).await;
     store.commit(put("last").put(actor("kept"), "x")).await.expect("no guards");
 
@@ -151,24 +152,23 @@ async fn changes_that_wait_together_share_a_transaction_and_nothing_else() {
     tokio::spawn(connection);
     let lock = format!("BEGIN; SELECT FROM {}.head FOR UPDATE", settings.schema);
     stranger.batch_execute(&lock).await.expect("locks");
-    let first = store.commit(put("first"));
+    let mut first = store.commit(put("first"));
+    assert!(futures::poll!(&mut first).is_pending());
+    let waiting = "SELECT FROM pg_stat_activity WHERE application_name = 'waiting writer' AND wait_event_type = 'Lock'";
+    while server().sql(&format!("SELECT EXISTS ({waiting})")) == "f" {}
     let conflict = Change::new().create(actor("kept"), "y").put(actor("beside"), "x");
     let twice = Change::new().create(actor("first"), "again").put(actor("twice"), "x");
-    let delete =
-        Change::new().delete(actor("last")).delete(actor("kept")).delete(actor("first")).delete(actor("second"));
     let nothing = Change::new().delete(actor("none"));
-    let whole = Change::new().guard(ate_store::Guard::Empty(actors())).put(actor("new"), "x");
-    let changes = [put("second"), conflict, twice, nothing, delete, whole];
-    let mut waiting: Vec<_> =
-        std::iter::once(first).chain(changes.into_iter().map(|change| store.commit(change))).collect();
+    let delete = ["last", "kept", "first", "second"].into_iter().fold(Change::new(), |all, it| all.delete(actor(it)));
+    let alone = Change::new().guard(ate_store::Guard::Empty(actors())).put(actor("new"), "x");
+    let changes = [put("second"), conflict, twice, nothing, delete, alone];
+    let mut waiting: Vec<_> = changes.into_iter().map(|change| store.commit(change)).collect();
     for commit in &mut waiting {
         assert!(futures::poll!(commit).is_pending());
     }
-    let blocked = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'";
-    while server().sql(blocked) == "0" {}
     stranger.batch_execute("ROLLBACK").await.expect("unlocks");
 
-    let outcomes = join_all(waiting).await;
+    let outcomes = join_all(std::iter::once(first).chain(waiting)).await;
     let revisions: Vec<_> = outcomes.iter().map(|outcome| outcome.as_ref().ok().map(|done| done.revision.0)).collect();
     assert_eq!(revisions, [Some(2), Some(3), None, None, Some(4), Some(5), Some(6)]);
     assert!(

@@ -1,7 +1,7 @@
-//! `sslmode` means what it means in libpq.
+//! Addresses mean what they mean in libpq, `sslmode` above all.
 
 use ate_store_postgres::{PostgresStore, Settings};
-use ate_testkit_postgres::Server;
+use ate_testkit_postgres::{PASSWORD, Server, USER};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 struct Authority(CertifiedIssuer<'static, KeyPair>);
@@ -72,4 +72,19 @@ async fn what_is_required_and_not_offered_is_refused() {
     assert_eq!(connect(&server, "sslmode=prefer").await, Ok(false));
     let refused = connect(&server, "sslmode=require").await;
     assert!(refused.as_ref().is_err_and(|error| error.contains("does not support TLS")), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_server_is_found_by_its_socket_and_behind_one_that_is_dead() {
+    let (server, dead) = (Server::default(), Server::default());
+    dead.crash();
+    let socket = server.sql("SHOW unix_socket_directories");
+    for url in [
+        format!("postgres://{USER}:{PASSWORD}@/postgres?host={socket}&port={}", server.port()),
+        format!("postgres://{USER}:{PASSWORD}@127.0.0.1:{},127.0.0.1:{}/postgres", dead.port(), server.port()),
+    ] {
+        let settings = Settings::new(url.parse().expect("well formed"));
+        let store = PostgresStore::connect(settings).await.expect("finds it");
+        ate_store::Store::commit(&store, ate_store::Change::new()).await.expect("and its writer too");
+    }
 }

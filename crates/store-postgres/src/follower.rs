@@ -24,7 +24,7 @@ const BATCH: u64 = 1000;
 const KEPT: Duration = Duration::from_secs(600);
 const KEPT_COMMITS: u64 = 200_000;
 
-/// Rows removed from the log in one go, each a short transaction.
+/// Rows removed from the log in one go, so that each is a short transaction.
 const FORGET: i64 = 2000;
 
 /// Brings what other replicas commit to the feed, and removes what is too old from the log.

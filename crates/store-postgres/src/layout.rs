@@ -237,11 +237,12 @@ impl Statements {
                 "SELECT revision, kinds, paths, versions, contents FROM {schema}.log
                 WHERE revision > $1 AND revision <= $2 ORDER BY revision LIMIT $3",
             ),
-            // What another replica is removing is skipped, so that all of them may do this at any time.
+            // From the old end up to one revision: replicas that do this at once lock the rows in the same order, and the
+            // second finds nothing left to do.
             forget: with_schema(
-                "DELETE FROM {schema}.log WHERE revision IN (
-                    SELECT revision FROM (
-                        SELECT revision, committed_at FROM {schema}.log ORDER BY revision LIMIT $1 FOR UPDATE SKIP LOCKED
+                "DELETE FROM {schema}.log WHERE revision <= (
+                    SELECT max(revision) FROM (
+                        SELECT revision, committed_at FROM {schema}.log ORDER BY revision LIMIT $1
                     ) AS oldest
                     WHERE revision <= $2 OR committed_at < clock_timestamp() - make_interval(secs => $3)
                 )",

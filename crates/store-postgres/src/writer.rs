@@ -51,6 +51,9 @@ impl Writer {
         let mut waiting = VecDeque::new();
         loop {
             if waiting.is_empty() {
+                // Lets those who were just answered come back with their next change. Otherwise the first of them would be a
+                // group of its own, and the others wait for it.
+                tokio::task::yield_now().await;
                 let Some(requests) = shared.queue.take().await else { break };
                 waiting.extend(requests);
             }

@@ -1,5 +1,8 @@
 //! Addresses mean what they mean in libpq, `sslmode` above all.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ate_store::{Change, Store};
 use ate_store_postgres::{PostgresStore, Settings};
 use ate_testkit_postgres::{PASSWORD, Server, USER};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
@@ -30,15 +33,18 @@ impl Authority {
     }
 }
 
-/// Whether the session is encrypted, or why there is none.
+/// Whether the sessions are encrypted, or why there are none.
 async fn connect(server: &Server, query: &str) -> Result<bool, String> {
-    let url = format!("{}?application_name=tls&{query}", server.url());
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    // Those of the connection before may not have ended yet.
+    let name = format!("tls{}", NEXT.fetch_add(1, Ordering::Relaxed));
+    let url = format!("{}?application_name={name}&{query}", server.url());
     let settings = Settings::new(url.parse().expect("well formed"));
     let store = PostgresStore::connect(settings).await.map_err(|refused| refused.to_string())?;
-    let encrypted = server.sql(
-        "SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name LIKE 'tls %'",
-    );
-    store.close().await;
+    store.revision().await.expect("opens a session");
+    let encrypted = server.sql(&format!(
+        "SELECT bool_and(ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name LIKE '{name} %'"
+    ));
     Ok(encrypted == "t")
 }
 
@@ -85,6 +91,6 @@ async fn the_server_is_found_by_its_socket_and_behind_one_that_is_dead() {
     ] {
         let settings = Settings::new(url.parse().expect("well formed"));
         let store = PostgresStore::connect(settings).await.expect("finds it");
-        ate_store::Store::commit(&store, ate_store::Change::new()).await.expect("and its writer too");
+        store.commit(Change::new()).await.expect("and its writer too");
     }
 }

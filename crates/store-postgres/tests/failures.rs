@@ -3,7 +3,7 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -163,19 +163,30 @@ async fn hanging_child() {
     crash::write_until_killed(Arc::new(connect(settings).await)).await;
 }
 
+/// Also if the test fails: a process that is stopped would stay for ever.
+struct KilledInTheEnd(Child);
+
+impl Drop for KilledInTheEnd {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replica_that_hangs_with_the_lock_is_overcome() {
     let schema = new_schema();
     let store = connect(settings(server(), &schema)).await;
     let url = format!("{}?application_name=hanging", server().url());
-    let mut child = Command::new(std::env::current_exe().expect("own path"))
+    let child = Command::new(std::env::current_exe().expect("own path"))
         .args(["--exact", "hanging_child", "--ignored", "--nocapture"])
         .env(CHILD_URL, url)
         .env(CHILD_SCHEMA, schema.to_string())
         .stdout(Stdio::null())
         .spawn()
         .expect("starts");
-    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid"));
+    let child = KilledInTheEnd(child);
+    let pid = Pid::from_raw(i32::try_from(child.0.id()).expect("a pid"));
     let state = || server().sql("SELECT state FROM pg_stat_activity WHERE application_name = 'hanging writer'");
     // Stopped at any moment, until it is one between the two halves of a commit.
     loop {
@@ -194,8 +205,6 @@ async fn a_replica_that_hangs_with_the_lock_is_overcome() {
     }
     store.commit(put("mine")).await.expect("the server ends the session of who hangs");
     assert_eq!(state(), "", "the session is gone, and its lock with it");
-    child.kill().expect("is there");
-    child.wait().expect("killed");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

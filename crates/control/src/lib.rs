@@ -107,6 +107,8 @@ pub struct Control {
     replica: ate_name::ReplicaId,
     beats: replicas::Beats<ate_name::ReplicaId, u64>,
     known_nodes: replicas::Beats<ate_name::NodeName, NodeRecord>,
+    /// When this process last could not reach the store.
+    deaf_until: Mutex<Option<tokio::time::Instant>>,
     driving: drive::Driving,
     catalog: catalog::Catalog,
     fleet: Mutex<Fleet>,

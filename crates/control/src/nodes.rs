@@ -90,7 +90,9 @@ impl Control {
 
     /// Whether what only this node has must be given up too.
     pub(crate) fn is_gone_for_good(&self, node: &NodeName) -> bool {
-        self.known_nodes.last(node).is_some_and(|(record, since)| record.given_up && since >= self.settings.node_grace)
+        self.known_nodes
+            .last(node)
+            .is_some_and(|(record, since)| record.given_up && self.silence(since) >= self.settings.node_grace)
     }
 
     /// Gives up nodes that are silent, and sees to it that none of their workers is left.
@@ -112,7 +114,7 @@ impl Control {
     async fn judge_node(self: &Arc<Self>, node: &NodeName) -> Result<(), ControlError> {
         let Some((known, silence)) = self.known_nodes.last(node) else { return Ok(()) };
         if !known.given_up {
-            if silence < self.settings.node_lease {
+            if self.silence(silence) < self.settings.node_lease {
                 return Ok(());
             }
             let Some(record) = self.store.get(&node_key(node)).await? else { return Ok(()) };

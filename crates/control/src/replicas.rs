@@ -62,7 +62,7 @@ impl Control {
             _ if replica == self.replica => true,
             Replicas::Alone => false,
             Replicas::Several { lease, .. } => match self.beats.last(&replica) {
-                Some((_, silence)) => silence < lease,
+                Some((_, silence)) => self.silence(silence) < lease,
                 // Its record may be on its way to us: it has a lease from now on.
                 None => {
                     self.beats.note(replica, 0);
@@ -70,6 +70,11 @@ impl Control {
                 }
             },
         }
+    }
+
+    /// How long others have been silent while they could have been heard: when the store is away nobody is.
+    pub(crate) fn silence(&self, silence: Duration) -> Duration {
+        self.deaf_until.lock().map_or(silence, |deaf| silence.min(deaf.elapsed()))
     }
 
     /// Takes over what the store says of a replica.
@@ -100,6 +105,7 @@ impl Control {
             count += 1;
             if let Err(error) = self.beat(count).await {
                 tracing::warn!(%error, "this replica could not say that it lives");
+                *self.deaf_until.lock() = Some(Instant::now());
             }
             self.bury().await;
             tokio::select! {

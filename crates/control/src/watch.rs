@@ -25,6 +25,7 @@ impl Control {
             replica: ReplicaId::from_random(world.random()),
             beats: replicas::Beats::default(),
             known_nodes: replicas::Beats::default(),
+            deaf_until: Mutex::default(),
             driving: drive::Driving::default(),
             store,
             nodes,

@@ -235,15 +235,22 @@ impl Cluster {
     }
 
     pub(crate) fn kill_worker(&self, name: &NodeName) {
+        let nodes = self.nodes.lock();
+        let Some(node) = nodes.get(name) else { return };
+        let workers: Vec<_> = node.workers.keys().copied().collect();
+        let picked = self.world.dice.pick(&workers).copied();
+        drop(nodes);
+        if let Some(worker) = picked {
+            self.kill_this_worker(name, worker);
+        }
+    }
+
+    /// The node holds what it took out of it, and starts another.
+    pub(crate) fn kill_this_worker(&self, name: &NodeName, worker: WorkerUid) {
         let mut nodes = self.nodes.lock();
         let Some(node) = nodes.get_mut(name) else { return };
-        let workers: Vec<_> = node.workers.keys().copied().collect();
-        let Some(&worker) = self.world.dice.pick(&workers) else { return };
         self.world.say(format_args!("worker {worker} of {name} is killed"));
-        if let Some(gone) = node.workers.remove(&worker) {
-            // The node holds what it took out of it.
-            drop(gone);
-        }
+        node.workers.remove(&worker);
         node.workers.extend([self.new_worker()]);
         let up = node.up;
         drop(nodes);

@@ -14,6 +14,7 @@ mod cluster;
 mod dice;
 mod process;
 mod replica;
+pub mod scenario;
 mod store;
 mod world;
 
@@ -39,7 +40,7 @@ use world::{Weather, World};
 const STORM: Duration = Duration::from_secs(120);
 
 /// Everything must have come to rest within this after all is healed: longer than every lease and grace together.
-const CALM: Duration = Duration::from_secs(600);
+const CALM: Duration = Duration::from_secs(240);
 
 const MANIFESTS: &str = r#"
 apiVersion: ate.dev/v1alpha1
@@ -90,7 +91,7 @@ pub fn run(seed: u64) -> Outcome {
     runtime.block_on(simulate(seed))
 }
 
-struct Simulation {
+pub(crate) struct Simulation {
     world: Arc<World>,
     store: Arc<Shared>,
     cluster: Arc<Cluster>,
@@ -99,49 +100,56 @@ struct Simulation {
 }
 
 async fn simulate(seed: u64) -> Outcome {
-    let begun = Instant::now();
-    let world = World::new(seed, Weather::default());
-    let cluster = Cluster::new(Arc::clone(&world), 2 + world.dice.below(2), 2);
-    let store = Shared::new(Arc::clone(&world));
-    cluster.store.set(Arc::clone(&store)).expect("set once");
-    let template = ObjectKey::new("sim", "template");
-    let clients = Clients::new(Arc::clone(&world), Arc::clone(&cluster), template, 6);
-    let simulation = Simulation { world: Arc::clone(&world), store, cluster, clients, started: Mutex::new(0) };
+    let simulation = Simulation::new(seed, 6);
     simulation.weather_and_life().await;
     simulation.rest().await;
-    let seen = simulation.clients.seen.lock().clone();
-    let examined = match ate_witness::examine(&seen) {
-        Ok(examined) => examined,
-        Err(contradiction) => {
-            world.broken(contradiction.to_string());
-            Default::default()
-        }
-    };
-    Outcome { seed, broken: world.verdict(), trace: world.trace(), examined, lasted: begun.elapsed() }
+    simulation.outcome(seed)
 }
 
 impl Simulation {
-    fn start_replica(&self) {
+    fn new(seed: u64, actors: usize) -> Self {
+        let world = World::new(seed, Weather::default());
+        let cluster = Cluster::new(Arc::clone(&world), 2 + world.dice.below(2), 2);
+        let store = Shared::new(Arc::clone(&world));
+        cluster.store.set(Arc::clone(&store)).expect("set once");
+        let template = ObjectKey::new("sim", "template");
+        let clients = Clients::new(Arc::clone(&world), Arc::clone(&cluster), template, actors);
+        Self { world, store, cluster, clients, started: Mutex::new(0) }
+    }
+
+    fn outcome(&self, seed: u64) -> Outcome {
+        let seen = self.clients.seen.lock().clone();
+        let examined = ate_witness::examine(&seen).unwrap_or_else(|contradiction| {
+            self.world.broken(contradiction.to_string());
+            Default::default()
+        });
+        let lasted = Duration::from_micros(self.world.micros());
+        Outcome { seed, broken: self.world.verdict(), trace: self.world.trace(), examined, lasted }
+    }
+
+    fn keep_nodes(&self) {
+        for node in self.cluster.names() {
+            let (world, cluster, clients) =
+                (Arc::clone(&self.world), Arc::clone(&self.cluster), Arc::clone(&self.clients));
+            tokio::spawn(keep_node(world, cluster, clients, node));
+        }
+    }
+
+    fn start_replica(&self) -> Arc<Replica> {
         let name = {
             let mut started = self.started.lock();
             *started += 1;
             format!("replica-{started}")
         };
         let replica = Replica::start(name, &self.world, &self.store, &self.cluster);
-        self.clients.replicas.lock().push(replica);
+        self.clients.replicas.lock().push(Arc::clone(&replica));
+        replica
     }
 
     async fn weather_and_life(&self) {
         self.start_replica();
         self.start_replica();
-        for node in self.cluster.names() {
-            tokio::spawn(keep_node(
-                Arc::clone(&self.world),
-                Arc::clone(&self.cluster),
-                Arc::clone(&self.clients),
-                node,
-            ));
-        }
+        self.keep_nodes();
         self.furnish().await;
         let dice = &self.world.dice;
         let often = |most: usize| u32::try_from(dice.below(most)).unwrap_or(0);

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 #[derive(Debug, Default)]
@@ -11,6 +12,8 @@ pub(crate) struct Process {
     steps: AtomicU64,
     /// Dies when it has taken so many steps; zero: not by itself.
     dies_at: AtomicU64,
+    /// Dies when it comes to this point.
+    dies_when: Mutex<Option<String>>,
 }
 
 impl Process {
@@ -23,6 +26,23 @@ impl Process {
         if self.dead.is_cancelled() {
             std::future::pending::<()>().await;
         }
+    }
+
+    /// A step that has a name.
+    pub(crate) async fn point(&self, when: &str, what: &str) {
+        let here = |point: &String| point.strip_prefix(when).is_some_and(|rest| rest.trim_start() == what);
+        if self.dies_when.lock().as_ref().is_some_and(here) {
+            self.dead.cancel();
+        }
+        self.step().await;
+    }
+
+    pub(crate) fn die_when(&self, point: &str) {
+        *self.dies_when.lock() = Some(point.to_owned());
+    }
+
+    pub(crate) fn die(&self) {
+        self.dead.cancel();
     }
 
     pub(crate) fn die_after(&self, steps: u64) {

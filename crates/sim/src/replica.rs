@@ -138,23 +138,23 @@ impl Nodes for NodesWire {
     }
 
     async fn activate(&self, node: &NodeName, order: Activate) -> Result<Activated, NodeError> {
-        self.process.step().await;
+        self.process.point("before", "activate").await;
         let (cluster, name, again) = (Arc::clone(&self.cluster), node.clone(), order.clone());
         self.double(async move { drop(cluster.activate(&name, &again).await) });
         let answer = self.cluster.activate(node, &order).await;
         self.world
             .say(format_args!("activate {} generation {}: {answer:?}", order.identity.key, order.identity.generation));
-        self.process.step().await;
+        self.process.point("after", "activate").await;
         answer
     }
 
     async fn capture(&self, node: &NodeName, order: Capture) -> Result<Captured, NodeError> {
-        self.process.step().await;
+        self.process.point("before", "capture").await;
         let (cluster, name, again) = (Arc::clone(&self.cluster), node.clone(), order.clone());
         self.double(async move { drop(cluster.capture(&name, &again).await) });
         let answer = self.cluster.capture(node, &order).await;
         self.world.say(format_args!("capture ({}): {answer:?}", short(order.op)));
-        self.process.step().await;
+        self.process.point("after", "capture").await;
         answer
     }
 
@@ -164,12 +164,12 @@ impl Nodes for NodesWire {
     }
 
     async fn store(&self, node: &NodeName, order: SnapshotOrder) -> Result<Stored, NodeError> {
-        self.process.step().await;
+        self.process.point("before", "store").await;
         let (cluster, name, again) = (Arc::clone(&self.cluster), node.clone(), order.clone());
         self.double(async move { drop(cluster.store(&name, &again).await) });
         let answer = self.cluster.store(node, &order).await;
         self.world.say(format_args!("store {}: {answer:?}", order.prefix));
-        self.process.step().await;
+        self.process.point("after", "store").await;
         answer
     }
 
@@ -179,10 +179,10 @@ impl Nodes for NodesWire {
     }
 
     async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError> {
-        self.process.step().await;
+        self.process.point("before", "upload").await;
         let answer = self.cluster.upload(node, prefix).await;
         self.world.say(format_args!("upload {prefix}: {answer:?}"));
-        self.process.step().await;
+        self.process.point("after", "upload").await;
         answer
     }
 
@@ -193,10 +193,10 @@ impl Nodes for NodesWire {
         actor: ActorUid,
         generation: Generation,
     ) -> Result<(), NodeError> {
-        self.process.step().await;
+        self.process.point("before", "discard").await;
         let answer = self.cluster.discard(node, worker, actor, generation).await;
         self.world.say(format_args!("discard {} at {generation}: {answer:?}", short(actor)));
-        self.process.step().await;
+        self.process.point("after", "discard").await;
         answer
     }
 
@@ -215,10 +215,10 @@ impl Nodes for NodesWire {
     }
 
     async fn forget(&self, node: &NodeName, _: Option<ActorUid>, prefixes: Vec<String>) -> Result<(), NodeError> {
-        self.process.step().await;
+        self.process.point("before", "forget").await;
         let referred = self.store.referred().await;
         let answer = self.cluster.forget(node, &prefixes, &referred).await;
-        self.process.step().await;
+        self.process.point("after", "forget").await;
         answer
     }
 }

@@ -179,6 +179,27 @@ impl StoreWire {
     }
 }
 
+/// What a change is for, as scenarios name it.
+fn purpose(change: &Change) -> &'static str {
+    let actor = change.writes.iter().find_map(|write| match write {
+        Write::Put(key, value) if key.kind() == Kind::Actor => serde_json::from_slice::<Actor>(value).ok(),
+        _ => None,
+    });
+    let deletes = |kind| change.writes.iter().any(|write| matches!(write, Write::Delete(key) if key.kind() == kind));
+    match actor.map(|actor| actor.phase) {
+        Some(Phase::Resuming { lease: Some(_), .. }) => "resuming",
+        Some(Phase::Resuming { lease: None, .. }) => "failed",
+        Some(Phase::Running { .. }) => "running",
+        Some(Phase::Suspending { .. }) => "suspending",
+        Some(Phase::Saving { .. }) => "saving",
+        Some(Phase::Suspended) => "suspended",
+        Some(Phase::Paused) => "paused",
+        None if deletes(Kind::Actor) => "deleted",
+        None if change.writes.iter().any(|write| write.key().kind() == Kind::Template) => "template",
+        None => "something else",
+    }
+}
+
 fn unavailable() -> Fault {
     Fault::Unavailable { reason: "simulated".into() }
 }
@@ -187,9 +208,11 @@ fn unavailable() -> Fault {
 impl Store for StoreWire {
     async fn commit(&self, change: Change) -> Result<Committed, CommitError> {
         self.reach().await?;
+        let what = purpose(&change);
+        self.process.point("before commit of", what).await;
         let committed = self.shared.commit(&self.cluster, change).await;
         self.world.pass().await;
-        self.process.step().await;
+        self.process.point("after commit of", what).await;
         if self.world.dice.happens(self.world.weather().commit_untold) {
             self.world.say("a commit's outcome is not told");
             return Err(unavailable().into());

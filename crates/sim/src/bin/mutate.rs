@@ -1,0 +1,211 @@
+//! `mutate [SEEDS]`: puts bugs into the control plane on purpose, one at a time, and sees whether the simulation finds each.
+//!
+//! A copy of the workspace is changed, built and run; the tree itself is not touched. A change that no longer applies is an
+//! error, so the list cannot go stale in silence.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+struct Mutation {
+    name: &'static str,
+    file: &'static str,
+    /// Found exactly once.
+    from: &'static str,
+    to: &'static str,
+}
+
+const MUTATIONS: &[Mutation] = &[
+    Mutation {
+        name: "a new assignment keeps the old generation",
+        file: "crates/actor/src/apply.rs",
+        from: "self.generation = self.generation.next();",
+        to: "",
+    },
+    Mutation {
+        name: "an actor is bound without claiming its worker",
+        file: "crates/actor/src/apply.rs",
+        from: "effects.push(Effect::ClaimWorker(lease.clone()));",
+        to: "",
+    },
+    Mutation {
+        name: "the worker is freed before the actor is out of it",
+        file: "crates/actor/src/apply.rs",
+        from: "(P::Running { lease }, E::Save { op, intent, snapshot }) => P::Suspending { lease, op, intent, snapshot },",
+        to: "(P::Running { lease }, E::Save { op, intent, snapshot }) => {
+            effects.push(Effect::FreeWorker(lease.clone()));
+            P::Suspending { lease, op, intent, snapshot }
+        }",
+    },
+    Mutation {
+        name: "a wake is settled before the node has answered",
+        file: "crates/control/src/resume.rs",
+        from: "let started = match control.start_sandbox(&bound).await {",
+        to: "let (early, late) = (Arc::clone(&control), bound.clone());
+            tokio::spawn(async move { drop(early.start_sandbox(&late).await) });
+            let started = match Ok::<Result<Vec<ate_orders::Phase>, NodeError>, ControlError>(Ok(Vec::new())) {",
+    },
+    Mutation {
+        name: "a record is written over whatever has become of it",
+        file: "crates/control/src/ledger.rs",
+        from: "Change::new().replace(&read.record, encode(&actor));",
+        to: "Change::new().put(read.record.key.clone(), encode(&actor));",
+    },
+    Mutation {
+        name: "nothing is written down of what is begun",
+        file: "crates/control/src/ledger.rs",
+        from: "for &op in after.difference(&before) {",
+        to: "for &op in after.difference(&before).take(0) {",
+    },
+    Mutation {
+        name: "an untold commit is taken for done",
+        file: "crates/control/src/ledger.rs",
+        from: "Err(error) if error.is_store_away() => patience.wait(self).await?,
+                other => return other,",
+        to: "Err(error) if error.is_store_away() => {
+                    let (value, _) = read.value.clone().apply(event.clone()).map_err(|_| ControlError::conflict())?;
+                    return Ok(Read { record: read.record, value });
+                }
+                other => return other,",
+    },
+    Mutation {
+        name: "a snapshot counts as durable although its upload failed",
+        file: "crates/control/src/save.rs",
+        from: "let uploaded = self.nodes.upload(&node, &newest.prefix).await;",
+        to: "let uploaded = self.nodes.upload(&node, &newest.prefix).await.or(Ok::<(), NodeError>(()));",
+    },
+    Mutation {
+        name: "a suspend is acknowledged when only a node has it",
+        file: "crates/control/src/save.rs",
+        from: "if intent != Intent::Suspend {
+            return Ok(read);",
+        to: "if intent != Intent::Pause {
+            return Ok(read);",
+    },
+    Mutation {
+        name: "snapshots are removed that are still referred to",
+        file: "crates/control/src/forget.rs",
+        from: "Self::of(before, |prefix| !kept.contains(prefix))",
+        to: "Self::of(before, |prefix| kept.contains(prefix))",
+    },
+    Mutation {
+        name: "a node is given up while it still serves",
+        file: "crates/control/src/nodes.rs",
+        from: "if self.silence(silence) < self.settings.node_lease {",
+        to: "if self.silence(silence) < self.settings.node_lease / 8 {",
+    },
+    Mutation {
+        name: "a node is asked before the store is read",
+        file: "crates/control/src/recover.rs",
+        from: "let mut expected = BTreeMap::new();",
+        to: "let early = self.nodes.report(node).await;
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        let mut expected = BTreeMap::new();",
+    },
+    Mutation {
+        name: "sandboxes that have no right to be there are left alone",
+        file: "crates/control/src/recover.rs",
+        from: "if !has_right {",
+        to: "if !has_right && false {",
+    },
+    Mutation {
+        name: "images that nobody will store are kept",
+        file: "crates/control/src/recover.rs",
+        from: "let _ = self.nodes.release(node, op).await;",
+        to: "",
+    },
+    Mutation {
+        name: "operations of the dead are left alone",
+        file: "crates/control/src/drive.rs",
+        from: "if operation.owner != self.replica && self.lives(operation.owner) {",
+        to: "if operation.owner != self.replica {",
+    },
+];
+
+/// What belongs to one of them only.
+const ALSO: &[Mutation] = &[Mutation {
+    name: "a node is asked before the store is read",
+    file: "crates/control/src/recover.rs",
+    from: "match self.nodes.report(node).await {",
+    to: "match early {",
+}];
+
+fn main() -> ExitCode {
+    let seeds = std::env::args().nth(1).unwrap_or_else(|| "300".to_owned());
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("it is two levels down").to_owned();
+    let copy = workspace.join("target/mutants");
+    let mut missed = 0;
+    for mutation in MUTATIONS {
+        let found = find(&workspace, &copy, mutation, &seeds);
+        match found {
+            Ok(true) => println!("found    {}", mutation.name),
+            Ok(false) => {
+                missed += 1;
+                println!("MISSED   {}", mutation.name);
+            }
+            Err(error) => {
+                eprintln!("{}: {error}", mutation.name);
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    println!("{} bugs put in, {missed} not found", MUTATIONS.len());
+    if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn find(workspace: &Path, copy: &Path, mutation: &Mutation, seeds: &str) -> Result<bool, String> {
+    refresh(workspace, copy)?;
+    apply(copy, mutation)?;
+    for also in ALSO.iter().filter(|also| also.name == mutation.name) {
+        apply(copy, also)?;
+    }
+    let cargo = |args: &[&str]| {
+        Command::new("cargo")
+            .args(args)
+            .args(["--quiet", "--release", "-p", "ate-sim", "--bin", "sim"])
+            .current_dir(copy)
+            .env("RUSTFLAGS", "-Awarnings")
+            .env_remove("CARGO_TARGET_DIR")
+            .status()
+    };
+    if !cargo(&["build"]).map_err(|error| error.to_string())?.success() {
+        return Err("it does not build any more".to_owned());
+    }
+    let run = Command::new(copy.join("target/release/sim")).arg(seeds).output().map_err(|error| error.to_string())?;
+    Ok(!run.status.success())
+}
+
+/// The sources as they are, beside the target directory of earlier runs.
+fn refresh(workspace: &Path, copy: &Path) -> Result<(), String> {
+    let error = |error: std::io::Error| error.to_string();
+    std::fs::create_dir_all(copy).map_err(error)?;
+    for name in ["Cargo.toml", "Cargo.lock", "crates", "bin", "demos", "proto", "docs"] {
+        copy_changed(&workspace.join(name), &copy.join(name)).map_err(error)?;
+    }
+    Ok(())
+}
+
+/// Only what differs, so that what was built of the rest stays good.
+fn copy_changed(from: &Path, to: &Path) -> std::io::Result<()> {
+    if from.is_dir() {
+        std::fs::create_dir_all(to)?;
+        for entry in std::fs::read_dir(from)? {
+            let entry = entry?;
+            copy_changed(&entry.path(), &to.join(entry.file_name()))?;
+        }
+    } else if from.is_file() {
+        let bytes = std::fs::read(from)?;
+        if std::fs::read(to).ok().as_ref() != Some(&bytes) {
+            std::fs::write(to, bytes)?;
+        }
+    }
+    Ok(())
+}
+
+fn apply(copy: &Path, mutation: &Mutation) -> Result<(), String> {
+    let path: PathBuf = copy.join(mutation.file);
+    let text = std::fs::read_to_string(&path).map_err(|error| error.to_string())?;
+    match text.matches(mutation.from).count() {
+        1 => std::fs::write(&path, text.replace(mutation.from, mutation.to)).map_err(|error| error.to_string()),
+        count => Err(format!("{} has what is to be changed {count} times, not once", mutation.file)),
+    }
+}

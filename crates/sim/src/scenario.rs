@@ -1,0 +1,212 @@
+//! One fault at one named point, and then: does the actor come through?
+//!
+//! Two replicas, calm weather. The first does what is asked and dies where the scenario says; the second is all that is
+//! left. [`Stage`] says what is done; each test of `tests/windows.rs` is one row of `docs/faults.md`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ate_actor::{Actor, Intent, Phase};
+use ate_name::{ActorKey, NodeName};
+
+use crate::replica::Replica;
+use crate::{CALM, Outcome, Simulation};
+
+/// A calm simulation with one actor that has counted once.
+pub struct Stage {
+    simulation: Simulation,
+    first: Arc<Replica>,
+    actor: ActorKey,
+}
+
+/// Sets the stage, plays, heals and looks whether everything is at rest and explained. Returns what the play returned.
+pub fn play<T>(what: impl AsyncFnOnce(&Stage) -> T) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime needs nothing");
+    runtime.block_on(async {
+        let simulation = Simulation::new(1, 1);
+        let first = simulation.start_replica();
+        simulation.keep_nodes();
+        simulation.furnish().await;
+        simulation.start_replica();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let actor = simulation.clients.actors[0].clone();
+        let stage = Stage { simulation, first, actor };
+        let played = what(&stage).await;
+        stage.simulation.rest().await;
+        let Outcome { broken, trace, .. } = stage.simulation.outcome(1);
+        if let Some(broken) = broken {
+            panic!("{trace}\n{}", broken.0);
+        }
+        played
+    })
+}
+
+/// The first replica dies at the point while it makes a template's golden snapshot; the other makes it.
+pub fn golden_survives(point: &str) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime needs nothing");
+    runtime.block_on(async {
+        let simulation = Simulation::new(1, 1);
+        let first = simulation.start_replica();
+        first.process.die_when(point);
+        simulation.keep_nodes();
+        let second = async {
+            first.process.died().await;
+            simulation.start_replica();
+        };
+        tokio::join!(simulation.furnish(), second);
+        simulation.rest().await;
+        let Outcome { broken, trace, .. } = simulation.outcome(1);
+        if let Some(broken) = broken {
+            panic!("{trace}\n{point}: {}", broken.0);
+        }
+    });
+}
+
+impl Stage {
+    /// The first replica dies when it comes to a point: `before` or `after` a `commit of` a phase, or an order.
+    pub fn die_when(&self, point: &str) {
+        self.simulation.world.say(format_args!("the first replica will die {point}"));
+        self.first.process.die_when(point);
+    }
+
+    /// Calls the first replica; whoever calls goes away with it.
+    async fn at_first<T>(&self, what: impl AsyncFnOnce(&Replica) -> T) -> Option<T> {
+        tokio::select! {
+            biased;
+            () = self.first.process.died() => None,
+            answer = what(&self.first) => Some(answer),
+        }
+    }
+
+    pub async fn resume(&self) -> bool {
+        self.at_first(async |first| first.control.resume_actor(&self.actor, false).await.is_ok()).await == Some(true)
+    }
+
+    pub async fn suspend(&self) -> bool {
+        self.at_first(async |first| first.control.save_actor(&self.actor, Intent::Suspend).await.is_ok()).await
+            == Some(true)
+    }
+
+    pub async fn pause(&self) -> bool {
+        self.at_first(async |first| first.control.save_actor(&self.actor, Intent::Pause).await.is_ok()).await
+            == Some(true)
+    }
+
+    pub async fn delete(&self) -> bool {
+        self.at_first(async |first| first.control.delete_actor(&self.actor).await.is_ok()).await == Some(true)
+    }
+
+    /// Whether the first replica has come to where it dies, or comes there soon.
+    pub async fn is_first_dead(&self) -> bool {
+        tokio::time::timeout(Duration::from_secs(5), self.first.process.died()).await.is_ok()
+    }
+
+    pub fn kill_first(&self) {
+        self.first.process.die();
+    }
+
+    /// Counts, asking again for as long as a client would; the count.
+    pub async fn count(&self) -> u64 {
+        let until = tokio::time::Instant::now() + CALM;
+        while !self.simulation.clients.request(&self.actor).await {
+            assert!(tokio::time::Instant::now() < until, "{}\nit never answered", self.simulation.world.trace());
+        }
+        let seen = self.simulation.clients.seen.lock();
+        seen.iter()
+            .rev()
+            .find_map(|seen| match seen.what {
+                ate_witness::What::Answered { count, .. } => Some(count),
+                _ => None,
+            })
+            .expect("it was answered")
+    }
+
+    /// Counts, and tells how long that took on the simulated clock.
+    pub async fn time_to_count(&self) -> Duration {
+        let begun = tokio::time::Instant::now();
+        self.count().await;
+        begun.elapsed()
+    }
+
+    pub async fn actor(&self) -> Option<Actor> {
+        self.simulation.store.actor(&self.actor).await
+    }
+
+    /// Waits until the actor is as it should be.
+    pub async fn until(&self, what: &str, holds: impl Fn(&Actor) -> bool) {
+        let until = tokio::time::Instant::now() + CALM;
+        while !self.actor().await.is_some_and(|actor| holds(&actor)) {
+            assert!(tokio::time::Instant::now() < until, "{}\nnever {what}", self.simulation.world.trace());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    pub async fn until_suspended(&self) {
+        self.until("suspended", |actor| actor.phase == Phase::Suspended).await;
+    }
+
+    /// The node that runs the actor, or has its newest snapshot.
+    pub async fn node(&self) -> NodeName {
+        let actor = self.actor().await.expect("it is there");
+        let local = actor.snapshots.local.as_ref().map(|(_, node)| node);
+        actor.lease().map(|lease| &lease.node).or(local).expect("it is somewhere").clone()
+    }
+
+    pub fn kill_node(&self, node: &NodeName) {
+        self.simulation.cluster.kill_node(node);
+    }
+
+    pub fn power_off(&self, node: &NodeName) {
+        self.simulation.cluster.power_off(node);
+    }
+
+    pub fn start_node(&self, node: &NodeName) {
+        self.simulation.cluster.start_node(node);
+    }
+
+    pub fn cut_off(&self, node: &NodeName, cut_off: bool) {
+        self.simulation.cluster.set_cut_off(node, cut_off);
+    }
+
+    /// Ends the worker that hosts the actor.
+    pub async fn kill_its_worker(&self) {
+        if let Some(lease) = self.actor().await.as_ref().and_then(Actor::lease) {
+            self.simulation.cluster.kill_this_worker(&lease.node, lease.worker);
+        }
+    }
+
+    pub async fn kill_its_sandbox(&self) {
+        let node = self.node().await;
+        self.simulation.cluster.kill_sandbox(&node);
+    }
+
+    pub fn storage_away(&self, away: bool) {
+        self.simulation.cluster.set_storage_away(away);
+    }
+
+    pub fn store_away(&self, away: bool) {
+        *self.simulation.store.away.lock() = away;
+    }
+
+    pub fn disk_full(&self, node: &NodeName, full: bool) {
+        self.simulation.cluster.set_full(node, full);
+    }
+
+    pub async fn sleep(&self, seconds: u64) {
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+    }
+}
+
+impl std::fmt::Debug for Stage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stage").field("actor", &self.actor).finish_non_exhaustive()
+    }
+}

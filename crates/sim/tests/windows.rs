@@ -1,0 +1,301 @@
+//! The windows in which an operation can be cut off, each with what must come of it. The rows of `docs/faults.md`.
+
+use ate_actor::Phase;
+use ate_sim::scenario::{Stage, play};
+
+/// The first replica dies at the point while it resumes a suspended actor; the other brings it to an end.
+fn resume_survives(point: &str) {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        stage.die_when(point);
+        stage.resume().await;
+        assert!(stage.is_first_dead().await, "it never came to {point}");
+        assert_eq!(stage.count().await, 2, "what was counted before the suspend is there");
+    });
+}
+
+/// The same while it suspends a running one.
+fn suspend_survives(point: &str) {
+    play(async |stage: &Stage| {
+        assert_eq!(stage.count().await, 2);
+        stage.die_when(point);
+        stage.suspend().await;
+        assert!(stage.is_first_dead().await, "it never came to {point}");
+        stage.until("at rest or running", |actor| actor.phase.operation().is_none()).await;
+        assert_eq!(stage.count().await, 3, "nothing that was counted is lost");
+    });
+}
+
+#[test]
+fn window_01_worker_and_actor_are_bound_by_one_commit() {
+    resume_survives("before commit of resuming");
+    resume_survives("after commit of resuming");
+}
+
+#[test]
+fn window_02_a_bound_actor_whose_order_was_never_given() {
+    resume_survives("before activate");
+}
+
+#[test]
+fn window_03_the_node_did_it_and_nobody_heard() {
+    resume_survives("after activate");
+}
+
+#[test]
+fn window_04_it_runs_and_that_is_not_written_down() {
+    resume_survives("before commit of running");
+    resume_survives("after commit of running");
+}
+
+#[test]
+fn window_05_a_suspend_that_was_announced_and_not_begun() {
+    suspend_survives("after commit of suspending");
+    suspend_survives("before capture");
+}
+
+#[test]
+fn window_06_an_upload_that_fails_costs_nothing() {
+    play(async |stage: &Stage| {
+        assert_eq!(stage.count().await, 2);
+        stage.storage_away(true);
+        // Idle: put to rest on the node, woken from there while nothing can be uploaded.
+        stage
+            .until("at rest on its node", |actor| actor.phase == Phase::Suspended && actor.snapshots.local.is_some())
+            .await;
+        assert_eq!(stage.count().await, 3);
+        stage.until_suspended().await;
+        stage.storage_away(false);
+        stage.until("durable", |actor| actor.snapshots.uploading.is_none()).await;
+        assert_eq!(stage.count().await, 4);
+    });
+}
+
+#[test]
+fn window_07_an_upload_that_was_done_and_nobody_heard() {
+    suspend_survives("before upload");
+    suspend_survives("after upload");
+}
+
+#[test]
+fn window_08_the_worker_is_free_with_the_commit_that_says_so() {
+    suspend_survives("after capture");
+    suspend_survives("before commit of saving");
+    suspend_survives("after commit of saving");
+    suspend_survives("before store");
+    suspend_survives("after store");
+    suspend_survives("before commit of suspended");
+    suspend_survives("after commit of suspended");
+}
+
+#[test]
+fn window_09_a_pause_cut_off_anywhere() {
+    for point in ["before capture", "after capture", "after commit of saving", "after store", "after commit of paused"]
+    {
+        play(async |stage: &Stage| {
+            assert_eq!(stage.count().await, 2);
+            stage.die_when(point);
+            stage.pause().await;
+            assert!(stage.is_first_dead().await, "it never came to {point}");
+            stage.until("paused", |actor| actor.phase == Phase::Paused).await;
+            assert_eq!(stage.count().await, 3);
+        });
+    }
+}
+
+#[test]
+fn window_10_its_worker_goes_in_the_middle() {
+    for (phase, counts) in [("resuming", [2, 3]), ("suspending", [2, 3])] {
+        play(async |stage: &Stage| {
+            assert!(stage.suspend().await);
+            if phase == "suspending" {
+                assert!(stage.resume().await);
+            }
+            let asked = async {
+                match phase {
+                    "resuming" => stage.resume().await,
+                    _ => stage.suspend().await,
+                }
+            };
+            let killed = async {
+                stage.until(phase, |actor| actor.phase.operation().is_some()).await;
+                stage.kill_its_worker().await;
+            };
+            tokio::join!(asked, killed);
+            stage.until("out of it", |actor| actor.phase.operation().is_none()).await;
+            assert_eq!([stage.count().await, stage.count().await], counts, "from the last acknowledged snapshot");
+        });
+    }
+}
+
+#[test]
+fn window_11_no_lock_outlives_its_holder() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        stage.die_when("before activate");
+        assert!(!stage.resume().await);
+        // The lease of a replica, and a little: not the thirty seconds of a lock that nobody renews.
+        assert!(stage.time_to_count().await.as_secs() < 20);
+    });
+}
+
+#[test]
+fn window_12_the_node_is_restarted_in_the_middle_of_a_restore() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        let node = stage.node().await;
+        let resumed = stage.resume();
+        let restarted = async {
+            stage.until("resuming", |actor| actor.lease().is_some()).await;
+            stage.kill_node(&node);
+            stage.sleep(2).await;
+            stage.start_node(&node);
+        };
+        tokio::join!(resumed, restarted);
+        assert_eq!(stage.count().await, 2);
+    });
+}
+
+#[test]
+fn window_13_a_sandbox_that_ends_is_seen() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        assert_eq!(stage.count().await, 2);
+        stage.kill_its_sandbox().await;
+        stage.until_suspended().await;
+        assert_eq!(stage.count().await, 2, "from its last snapshot");
+    });
+}
+
+#[test]
+fn window_14_a_node_is_lost_with_a_running_actor() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        assert_eq!(stage.count().await, 2);
+        let node = stage.node().await;
+        stage.power_off(&node);
+        assert_eq!(stage.count().await, 2, "on another node, from its last snapshot");
+        assert_ne!(stage.node().await, node);
+        stage.start_node(&node);
+    });
+}
+
+#[test]
+fn window_14_a_node_that_comes_back_can_do_no_harm() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        assert_eq!(stage.count().await, 2);
+        let node = stage.node().await;
+        stage.cut_off(&node, true);
+        // Until its lease is over it may serve whoever reaches it.
+        stage.sleep(25).await;
+        assert_eq!(stage.count().await, 2, "moved");
+        stage.cut_off(&node, false);
+        stage.sleep(30).await;
+        assert_eq!(stage.count().await, 3, "and nothing of the old one is heard");
+    });
+}
+
+#[test]
+fn window_15_a_node_is_lost_with_a_paused_actor() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        assert_eq!(stage.count().await, 2);
+        assert!(stage.pause().await);
+        let node = stage.node().await;
+        stage.power_off(&node);
+        assert_eq!(stage.count().await, 2, "from its last durable snapshot, after a grace");
+        stage.start_node(&node);
+    });
+}
+
+#[test]
+fn window_16_a_route_of_the_past_is_refused_by_the_worker() {
+    // The client keeps its route; whoever serves is checked against the store at every request.
+    play(async |stage: &Stage| {
+        for expected in 2..6 {
+            assert!(stage.suspend().await);
+            assert_eq!(stage.count().await, expected);
+        }
+    });
+}
+
+#[test]
+fn window_17_the_store_is_away_for_a_while() {
+    // One that comes back without what it acknowledged is refused by the adapters themselves: see their own tests.
+    play(async |stage: &Stage| {
+        assert_eq!(stage.count().await, 2);
+        let suspended = stage.suspend();
+        let away = async {
+            stage.until("suspending", |actor| actor.phase.operation().is_some()).await;
+            stage.store_away(true);
+            stage.sleep(20).await;
+            stage.store_away(false);
+        };
+        tokio::join!(suspended, away);
+        stage.until_suspended().await;
+        assert_eq!(stage.count().await, 3);
+    });
+}
+
+#[test]
+fn window_18_a_delete_and_a_resume_at_once() {
+    for point in ["before commit of deleted", "after commit of deleted", "before forget", "after forget"] {
+        play(async |stage: &Stage| {
+            assert!(stage.suspend().await);
+            stage.die_when(point);
+            stage.delete().await;
+            assert!(stage.is_first_dead().await, "it never came to {point}");
+        });
+    }
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        let (deleted, resumed) = tokio::join!(stage.delete(), stage.resume());
+        assert!(!(deleted && resumed), "one of them was told so");
+    });
+}
+
+#[test]
+fn window_19_a_golden_snapshot_cut_off_anywhere() {
+    for point in [
+        "after commit of resuming",
+        "after activate",
+        "after capture",
+        "after store",
+        "after upload",
+        "after discard",
+        "before commit of template",
+        "after commit of template",
+    ] {
+        ate_sim::scenario::golden_survives(point);
+    }
+}
+
+#[test]
+fn window_20_clocks_that_disagree() {
+    // Every replica's clock is off by some minutes, in every run; this one changes hands more often.
+    play(async |stage: &Stage| {
+        stage.kill_first();
+        for expected in 2..5 {
+            assert_eq!(stage.count().await, expected);
+            stage.until_suspended().await;
+        }
+    });
+}
+
+#[test]
+fn a_full_disk_keeps_the_image_until_there_is_room() {
+    play(async |stage: &Stage| {
+        assert_eq!(stage.count().await, 2);
+        let node = stage.node().await;
+        stage.disk_full(&node, true);
+        let suspended = stage.suspend();
+        let freed = async {
+            stage.sleep(30).await;
+            stage.disk_full(&node, false);
+        };
+        let (suspended, ()) = tokio::join!(suspended, freed);
+        assert!(suspended);
+        assert_eq!(stage.count().await, 3);
+    });
+}

@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 
-.PHONY: demo build setup test test-go bench lint fmt
+.PHONY: demo build setup test test-go bench sim mutations lint fmt
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
@@ -16,8 +16,9 @@ demo:
 	@demos/counter/pack $(TARGET)/release/ate >/dev/null
 	@$(TARGET)/release/counter-demo --ate $(TARGET)/release/ate --data-dir $(DATA) $(if $(filter-out 0,$(ONCE)),--once)
 
+# What is shipped and measured: one program, optimised as a whole. Takes longer to build than the demo's.
 build:
-	cargo build --release -p ate
+	cargo build --profile dist -p ate
 
 setup:
 	./setup --test
@@ -40,8 +41,19 @@ test-go: setup
 bench: build
 	./setup --bench
 	for name in wake router density; do \
-		$(TARGET)/release/ate bench $$name --rows $(TARGET)/bench/$$name.jsonl || exit; \
+		$(TARGET)/dist/ate bench $$name --rows $(TARGET)/bench/$$name.jsonl || exit; \
 	done
+
+# The control plane in a simulation: `make sim SEEDS=10000` runs that many, `make sim SEED=7` one of them with its trace.
+SEEDS ?= 1000
+FIRST ?= 0
+sim:
+	@cargo build --quiet --release -p ate-sim --bin sim
+	@$(TARGET)/release/sim $(if $(SEED),--seed $(SEED),$(SEEDS) $(FIRST))
+
+# Puts bugs into a copy of the control plane, one at a time, and sees whether the simulation finds each.
+mutations:
+	@cargo run --quiet --release -p ate-sim --bin mutate -- 300
 
 DENY := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ate/tools/cargo-deny-0.19.0/bin/cargo-deny
 lint: setup

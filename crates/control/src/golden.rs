@@ -74,7 +74,7 @@ impl Control {
                 // The driver ends, the operation stays: whoever finds it begins anew.
                 Err(error) if error.is_store_away() => return Err(error),
                 // A worker that went away says nothing about the template.
-                Err(error) if matches!(error.code, Code::Aborted | Code::Unavailable) && tries < TRIES => {
+                Err(error) if error.code == Code::Aborted && tries < TRIES => {
                     tracing::warn!(template = %key, %error, "making the golden snapshot anew");
                 }
                 other => break other,
@@ -155,7 +155,7 @@ impl Control {
                 Phase::Resuming { lease: Some(_), .. } => changed.await,
                 _ => {
                     return Err(ControlError::new(
-                        Code::Unavailable,
+                        Code::Aborted,
                         "the golden actor ended before its snapshot could be taken",
                     ));
                 }

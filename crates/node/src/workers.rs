@@ -27,8 +27,12 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(120);
 /// How often workers are asked how idle they are.
 const REPORT_EVERY: Duration = Duration::from_millis(500);
 
-/// A worker that does not say within this how idle it is is left out of the report.
+/// A worker that does not say within this how it is has what is known of it reported.
 const REPORT_WITHIN: Duration = Duration::from_secs(2);
+
+/// A worker that has not said for this long how it is will never do as it is told either, and is ended. It answers while its
+/// sandbox is started or saved, however long that takes: busy is not deaf.
+const DEAF_FOR: Duration = Duration::from_secs(20);
 
 /// How long a worker may take to end its boxes when told to stop.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
@@ -72,6 +76,8 @@ struct HandleState {
     templates: HashMap<BoxKind, TemplateUid>,
     tenant: Option<Resident>,
     memory_bytes: u64,
+    /// Since when it has not answered.
+    deaf_since: Option<std::time::Instant>,
 }
 
 impl Handle {
@@ -144,6 +150,16 @@ impl Handle {
             report.warm.iter().filter_map(|kind| state.templates.get(kind).copied()).collect();
         drop(state);
         Some((self.reported(report.hosted, warm), report.retained))
+    }
+
+    /// Notes whether it answered; how long it has not.
+    fn heard(&self, answered: bool) -> Duration {
+        let mut state = self.state.lock();
+        match answered {
+            true => state.deaf_since = None,
+            false => drop(state.deaf_since.get_or_insert_with(std::time::Instant::now)),
+        }
+        state.deaf_since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// What the node itself knows.
@@ -429,7 +445,11 @@ impl Node {
         let handles = self.handles();
         let asked = handles.iter().map(async |handle| {
             let report = tokio::time::timeout(REPORT_WITHIN, handle.report()).await;
-            // Busy is not gone: what is known of it stands.
+            if handle.heard(report.is_ok()) > DEAF_FOR {
+                tracing::warn!(worker = %handle.birth.uid, "a worker does not answer and is ended");
+                // Its link ends with it, and the rest follows from that.
+                kill(&handle.birth);
+            }
             report.unwrap_or_else(|_| Some((handle.presumed(), Vec::new())))
         });
         let (reports, retained): (Vec<_>, Vec<_>) =

@@ -64,6 +64,25 @@ async fn an_actor_that_exits_is_noticed_and_woken_again() {
 }
 
 #[tokio::test]
+async fn a_worker_that_hangs_is_ended_and_its_actor_goes_on_elsewhere() {
+    let mut machine = Machine::start(ATE).await;
+    machine.apply_counter(1, "").await;
+    machine.create_atespace("space").await;
+    machine.create_counter("space", "a").await;
+    machine.count("space", "a").await;
+    machine.suspend("space", "a").await;
+    assert_eq!(machine.count("space", "a").await.memory, 2);
+    let pids = machine.worker_pids();
+    let [worker] = pids[..] else { panic!("one worker, not {pids:?}") };
+    let worker = rustix::process::Pid::from_raw(i32::try_from(worker).expect("a pid")).expect("a pid");
+    rustix::process::kill_process(worker, rustix::process::Signal::STOP).expect("stopped");
+    let lost = || async { machine.history("space", "a").await.iter().any(|entry| entry.event == "Lost") };
+    machine.until("it is given up", lost).await;
+    assert_eq!(machine.count("space", "a").await.memory, 2, "from its last snapshot, in a new worker");
+    machine.stop().await;
+}
+
+#[tokio::test]
 async fn what_people_do_to_a_template_leaves_its_actors_alone() {
     let mut machine = Machine::start(ATE).await;
     machine.apply_counter(1, "").await;

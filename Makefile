@@ -12,6 +12,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 DATA ?= .demo
 demo:
 	@./setup
+	@echo 'building; the first time takes several minutes' >&2
 	@cargo build --quiet --release -p ate -p counter-demo
 	@demos/counter/pack $(TARGET)/release/ate >/dev/null
 	@$(TARGET)/release/counter-demo --ate $(TARGET)/release/ate --data-dir $(DATA) $(if $(filter-out 0,$(ONCE)),--once)

@@ -238,6 +238,10 @@ impl Control {
                         .map_err(|error| ControlError::invalid(error.to_string()))?;
                 }
                 encode(&match existing {
+                    // Whoever applies it again wants it tried again.
+                    Some(existing) if existing.status.phase == TemplatePhase::Failed => {
+                        Template { object: template.clone(), status: TemplateStatus::default(), ..existing }
+                    }
                     Some(existing) => Template { object: template.clone(), ..existing },
                     None => Template {
                         uid: TemplateUid::from_random(self.world.random()),

@@ -86,9 +86,10 @@ impl Control {
             Err(error) if error.code == Code::NotFound => {}
             Err(error) => {
                 tracing::warn!(template = %key, %error, "the golden snapshot could not be made");
+                let output = format!("its output: ate logs {} -a {GOLDEN_ATESPACE}", golden_actor(&template).name);
                 self.set_status(key, uid, [], |status| {
                     status.phase = TemplatePhase::Failed;
-                    status.reason = error.text.clone();
+                    status.reason = format!("{}\n  {output}", error.text);
                 })
                 .await?;
             }
@@ -175,6 +176,10 @@ impl Control {
     pub(crate) async fn golden_at_rest(&self, template: &Template) -> Result<Option<Read<Actor>>, ControlError> {
         let actor = golden_actor(template);
         match self.actor(&actor).await {
+            // Of one that failed only the failure is still to be seen.
+            Ok(read) if read.value.lease().is_none() && template.status.phase == TemplatePhase::Failed => {
+                Ok(Some(read))
+            }
             Ok(read) if matches!(read.value.phase, Phase::Suspended) => Ok(Some(read)),
             Ok(_) => Err(ControlError::precondition(format!(
                 "ActorTemplate {} is just making its golden snapshot: try again in a moment",

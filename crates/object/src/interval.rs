@@ -29,6 +29,10 @@ impl Interval {
         (duration.as_nanos() <= u128::from(MAX_NANOS)).then_some(Self(duration))
     }
 
+    pub(crate) const fn from_secs(seconds: u32) -> Self {
+        Self(Duration::from_secs(seconds as u64))
+    }
+
     pub fn get(self) -> Duration {
         self.0
     }

@@ -198,7 +198,8 @@ pub enum Scope {
     Data,
 }
 
-/// When an actor without traffic is set aside. Absent, it never is.
+/// When an actor without traffic is set aside. A template that says nothing of it gets [`Idle::USUAL`]; one that says
+/// something gets that and no more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Idle {
@@ -206,6 +207,12 @@ pub struct Idle {
     pub freeze_after: Option<Interval>,
     #[serde(default, deserialize_with = "Interval::nonzero", skip_serializing_if = "Option::is_none")]
     pub suspend_after: Option<Interval>,
+}
+
+impl Idle {
+    /// Soon enough that a few workers serve many, late enough that whoever talks to an actor does not notice.
+    pub const USUAL: Self =
+        Self { freeze_after: Some(Interval::from_secs(30)), suspend_after: Some(Interval::from_secs(300)) };
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -95,7 +95,7 @@ const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "a node is asked before the store is read",
-        file: "crates/control/src/recover.rs",
+        file: "crates/control/src/reconcile.rs",
         from: "let mut expected = BTreeMap::new();",
         to: "let early = self.nodes.report(node).await;
         tokio::time::sleep(std::time::Duration::from_secs(1)).await;
@@ -103,13 +103,13 @@ const MUTATIONS: &[Mutation] = &[
     },
     Mutation {
         name: "sandboxes that have no right to be there are left alone",
-        file: "crates/control/src/recover.rs",
+        file: "crates/control/src/reconcile.rs",
         from: "if !has_right {",
         to: "if !has_right && false {",
     },
     Mutation {
         name: "images that nobody will store are kept",
-        file: "crates/control/src/recover.rs",
+        file: "crates/control/src/reconcile.rs",
         from: "let _ = self.nodes.release(node, op).await;",
         to: "",
     },
@@ -124,7 +124,7 @@ const MUTATIONS: &[Mutation] = &[
 /// What belongs to one of them only.
 const ALSO: &[Mutation] = &[Mutation {
     name: "a node is asked before the store is read",
-    file: "crates/control/src/recover.rs",
+    file: "crates/control/src/reconcile.rs",
     from: "match self.nodes.report(node).await {",
     to: "match early {",
 }];

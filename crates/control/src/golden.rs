@@ -192,17 +192,19 @@ impl Control {
 
     /// Deletes an actor whatever it is doing.
     async fn remove_actor(self: &Arc<Self>, key: &ActorKey) -> Result<(), ControlError> {
-        match self.actor(key).await {
-            Ok(read) => {
-                if let Some(lease) = read.value.lease() {
-                    let _ = self.nodes.discard(&lease.node, lease.worker, read.value.uid, read.value.generation).await;
-                    self.lost(key, read.value.generation, "removed").await?;
-                }
-                self.delete_actor(key).await
+        while let Some(read) = self.actor_if_any(key).await? {
+            if let Some(lease) = read.value.lease() {
+                let _ = self.nodes.discard(&lease.node, lease.worker, read.value.uid, read.value.generation).await;
+                self.lost(key, read.value.generation, "removed").await?;
+                continue;
             }
-            Err(error) if error.code == Code::NotFound => Ok(()),
-            Err(error) => Err(error),
+            let change = Change::new().guard(read.record.unchanged()).delete(read.record.key.clone());
+            match self.delete_with(change, &read.value).await {
+                Err(CommitError::Conflict { .. }) => {}
+                other => return Ok(other?),
+            }
         }
+        Ok(())
     }
 }
 

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use ate_actor::Intent;
 use ate_name::ActorKey;
-use ate_object::Idle;
 use ate_orders::WorkerReport;
 use tokio::time::Instant;
 
@@ -51,7 +50,7 @@ impl Control {
                 continue;
             }
             let template = self.catalog.template(&hosted.identity.template);
-            let after = template.and_then(|template| template.object.spec.idle.unwrap_or(Idle::USUAL).suspend_after);
+            let after = template.and_then(|template| template.object.spec.idle().suspend_after);
             let key = &hosted.identity.key;
             if after.is_some_and(|after| hosted.idle >= after.get()) && !self.unwilling.lock().spares(key, now) {
                 self.begin_save(&hosted.identity.key, Intent::Idle, "idle");

@@ -48,6 +48,10 @@ impl Control {
         }
     }
 
+    pub(crate) async fn actor_if_any(&self, key: &ActorKey) -> Result<Option<Read<Actor>>, ControlError> {
+        self.store.get(&actor_key(key)).await?.map(Read::decode).transpose()
+    }
+
     /// Applies an event to an actor as it was read. `Aborted` means that somebody was faster, or that the event belongs to
     /// the past: read again and decide anew.
     pub(crate) async fn transition(

@@ -59,14 +59,6 @@ impl Control {
         Ok(true)
     }
 
-    async fn actor_if_any(&self, key: &ate_name::ActorKey) -> Result<Option<Read<Actor>>, ControlError> {
-        match self.actor(key).await {
-            Ok(read) => Ok(Some(read)),
-            Err(error) if error.code == Code::NotFound => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
     /// Whoever runs in a worker by the record must be there. Those on their way in or out are their operation's business.
     async fn check_tenant(
         self: &Arc<Self>,

@@ -6,14 +6,11 @@ use ate_actor::{Actor, Event, Lease};
 use ate_name::{ActorKey, Generation, NodeName, ObjectKey, WorkerUid};
 use ate_orders::{Identity, NodeEvent, WorkerReport};
 use ate_placement::{Resident, State, Worker};
-use ate_store::{Change, CommitError, Kind, Prefix};
+use ate_store::{Change, CommitError, Kind, Record};
 
 use crate::ledger::Note;
-use crate::records::{Read, WorkerRecord, encode, worker_key};
+use crate::records::{Assignee, Read, WorkerRecord, encode, worker_key};
 use crate::{Control, ControlError};
-
-/// Records read per step.
-const STEP: usize = 500;
 
 impl Control {
     /// A worker has come up, or is still there after we were away.
@@ -117,18 +114,16 @@ impl Control {
         loop {
             let Some(record) = self.store.get(&worker_key(worker)).await? else { return Ok(()) };
             let read = Read::<WorkerRecord>::decode(record)?;
-            if let Some(assignee) = &read.value.assigned {
+            if let Some(assignee) = &read.value.assigned
+                && self.holds(worker, assignee).await?
+            {
+                // Which frees the worker, unless somebody has just taken it: they lose it the same way.
                 self.lost(&assignee.key, assignee.generation, why).await?;
-            }
-            let Some(record) = self.store.get(&worker_key(worker)).await? else { return Ok(()) };
-            // Free now: else somebody has just taken it, and loses it the same way.
-            let read = Read::<WorkerRecord>::decode(record)?;
-            if read.value.assigned.is_some() && self.holds(&read.value).await? {
                 continue;
             }
             let change = Change::new().guard(read.record.unchanged()).delete(worker_key(worker));
             match self.store.commit(change).await {
-                Err(CommitError::Conflict { .. }) => continue,
+                Err(CommitError::Conflict { .. }) => {}
                 Err(error) => return Err(error.into()),
                 Ok(_) => {
                     self.forget_worker(worker);
@@ -139,14 +134,12 @@ impl Control {
     }
 
     /// Whether whoever a worker is assigned to agrees.
-    async fn holds(&self, worker: &WorkerRecord) -> Result<bool, ControlError> {
-        let Some(assignee) = &worker.assigned else { return Ok(false) };
-        match self.actor(&assignee.key).await {
-            Ok(read) => Ok(read.value.uid == assignee.uid
-                && read.value.lease().is_some_and(|lease| lease.worker == worker.lease.worker)),
-            Err(error) if error.code == crate::Code::NotFound => Ok(false),
-            Err(error) => Err(error),
-        }
+    async fn holds(&self, worker: WorkerUid, assignee: &Assignee) -> Result<bool, ControlError> {
+        Ok(self.actor_if_any(&assignee.key).await?.is_some_and(|read| {
+            read.value.uid == assignee.uid
+                && read.value.generation == assignee.generation
+                && read.value.lease().is_some_and(|lease| lease.worker == worker)
+        }))
     }
 
     /// The sandbox of this generation is gone: the actor falls back to its last snapshot and can be woken at once.
@@ -157,11 +150,7 @@ impl Control {
         why: &str,
     ) -> Result<(), ControlError> {
         loop {
-            let read = match self.actor(key).await {
-                Ok(read) => read,
-                Err(error) if error.code == crate::Code::NotFound => return Ok(()),
-                Err(error) => return Err(error),
-            };
+            let Some(read) = self.actor_if_any(key).await? else { return Ok(()) };
             let Some(lease) = read.value.lease().cloned() else { return Ok(()) };
             if read.value.generation != generation {
                 return Ok(());
@@ -195,18 +184,11 @@ impl Control {
 
     /// Every worker there is, for lists.
     pub async fn list_workers(&self) -> Result<Vec<(WorkerRecord, u64)>, ControlError> {
-        let (mut workers, mut after) = (Vec::new(), None::<String>);
-        loop {
-            let page = self.store.list(&Prefix::all(Kind::Worker), after.as_deref(), STEP).await?;
-            after = page.records.last().map(|record| record.key.path().to_owned());
-            for record in page.records {
-                let version = record.version;
-                workers.push((Read::<WorkerRecord>::decode(record)?.value, version));
-            }
-            if !page.more {
-                return Ok(workers);
-            }
-        }
+        let versioned = |record: Record| {
+            let version = record.version;
+            Ok((Read::<WorkerRecord>::decode(record)?.value, version))
+        };
+        self.all(Kind::Worker).await?.into_iter().map(versioned).collect()
     }
 
     /// Whether an actor is stopped in memory, and for how long it has had no request.

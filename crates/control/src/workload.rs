@@ -1,7 +1,7 @@
 //! From a template to what a node can run.
 
 use ate_name::ObjectKey;
-use ate_object::{EnvSource, Idle, Protocol, WorkerPool, resolve_config};
+use ate_object::{EnvSource, Protocol, WorkerPool, resolve_config};
 use ate_orders::{Container, EgressRule, Port, PortProtocol, Readyz, Runtime, RuntimeAsset, Workload};
 
 use crate::catalog::Template;
@@ -58,7 +58,7 @@ impl Template {
             memory_limit: limits.memory_bytes(),
             cpu_limit_millis: limits.cpu_millis(),
             durable_bytes: spec.durable_dir().map(|durable| durable.bytes()),
-            freeze_after: spec.idle.unwrap_or(Idle::USUAL).freeze_after.map(|after| after.get()),
+            freeze_after: spec.idle().freeze_after.map(|after| after.get()),
         })
     }
 

@@ -209,6 +209,13 @@ pub struct Idle {
     pub suspend_after: Option<Interval>,
 }
 
+impl ActorTemplateSpec {
+    /// What holds for its actors, said or not.
+    pub fn idle(&self) -> Idle {
+        self.idle.unwrap_or(Idle::USUAL)
+    }
+}
+
 impl Idle {
     /// Soon enough that a few workers serve many, late enough that whoever talks to an actor does not notice.
     pub const USUAL: Self =

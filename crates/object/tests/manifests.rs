@@ -3,7 +3,7 @@
 use std::slice;
 
 use ate_object::{
-    ActorTemplate, DEFAULT_NAMESPACE, MAX_MANIFEST_BYTES, ManifestError, Manifests, Object, SandboxConfig, Scope,
+    ActorTemplate, DEFAULT_NAMESPACE, Idle, MAX_MANIFEST_BYTES, ManifestError, Manifests, Object, SandboxConfig, Scope,
     WorkerPool, assets_for, check_defaults, check_update, read_manifests, resolve_config,
 };
 use proptest::prelude::*;
@@ -348,6 +348,15 @@ fn shreds() -> impl Strategy<Value = String> {
         any::<String>(),
     ];
     proptest::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
+}
+
+#[test]
+fn a_template_that_says_nothing_of_idling_gets_what_is_usual() {
+    let (_, mut template) = counter();
+    template.spec.idle = None;
+    assert_eq!(template.spec.idle(), Idle::USUAL);
+    template.spec.idle = Some(Idle::default());
+    assert_eq!(template.spec.idle(), Idle { freeze_after: None, suspend_after: None }, "never, because it was said");
 }
 
 proptest! {

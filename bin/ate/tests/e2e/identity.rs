@@ -99,5 +99,22 @@ async fn a_template_that_does_not_come_up_says_why() {
         error.message().contains("ActorTemplate demo/ends has failed") && error.message().contains("code 2"),
         "{error}"
     );
+    // What failed can be taken away at once, while its failure is still shown.
+    machine.ate(&["delete", "actortemplate", "absent", "-n", "demo"]).await;
+    machine.stop().await;
+}
+
+#[tokio::test]
+async fn a_template_that_failed_is_tried_again_when_it_is_applied_again() {
+    let mut machine = Machine::start(ATE).await;
+    let root = machine.directory().join("later");
+    let template =
+        machine.template("later", "", "").replace("oci-layout://", &format!("oci-layout://{}", root.display()));
+    machine.apply(&[pool("counter", 1, ""), template.clone()].join("---")).await;
+    let failed = || async { machine.template_status("demo", "later").await["phase"] == "Failed" };
+    machine.until("its image is not there", failed).await;
+    std::os::unix::fs::symlink("/", &root).expect("a link");
+    machine.apply(&template).await;
+    machine.ready("demo", "later").await;
     machine.stop().await;
 }

@@ -1,11 +1,8 @@
 use ate_name::AtespaceName;
-use ate_store::{Change, CommitError, Guard, Kind, Prefix};
+use ate_store::{Change, CommitError, Guard, Kind};
 
 use crate::records::{AtespaceRecord, Read, actors_of, atespace_key, encode};
 use crate::{Code, Control, ControlError};
-
-/// Records read per step of an unpaginated list.
-const STEP: usize = 500;
 
 impl Control {
     pub async fn create_atespace(&self, name: &AtespaceName) -> Result<(), ControlError> {
@@ -27,17 +24,8 @@ impl Control {
     }
 
     pub async fn list_atespaces(&self) -> Result<Vec<AtespaceName>, ControlError> {
-        let (mut names, mut after) = (Vec::new(), None::<String>);
-        loop {
-            let page = self.store.list(&Prefix::all(Kind::Atespace), after.as_deref(), STEP).await?;
-            after = page.records.last().map(|record| record.key.path().to_owned());
-            for record in page.records {
-                names.push(Read::<AtespaceRecord>::decode(record)?.value.name);
-            }
-            if !page.more {
-                return Ok(names);
-            }
-        }
+        let records = self.all(Kind::Atespace).await?;
+        records.into_iter().map(|record| Ok(Read::<AtespaceRecord>::decode(record)?.value.name)).collect()
     }
 
     pub async fn delete_atespace(&self, name: &AtespaceName) -> Result<(), ControlError> {

@@ -1,19 +1,16 @@
 //! Templates, pools and configs: in the store, and in memory for whoever needs them at every turn. There are few of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ate_name::{ObjectKey, TemplateUid};
 use ate_object::{ActorTemplate, Object, SandboxConfig, WorkerPool};
-use ate_store::{Change, CommitError, Guard, Key, Kind, Prefix, Record, Signal, Waiter};
+use ate_store::{Change, CommitError, Guard, Key, Kind, Record, Signal, Waiter};
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
-use crate::records::{Read, encode, made_from, object_key};
+use crate::records::{Read, encode, made_from, object_key, object_name};
 use crate::{Code, Control, ControlError};
-
-/// Records read per step when the catalog is loaded.
-const STEP: usize = 500;
 
 /// A template, and how far its golden snapshot is.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,7 +21,7 @@ pub struct Template {
     pub status: TemplateStatus,
     pub created: jiff::Timestamp,
     #[serde(flatten)]
-    pub unknown: std::collections::BTreeMap<String, serde_json::Value>,
+    pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -107,11 +104,21 @@ impl Catalog {
         self.changed.waiter()
     }
 
+    /// Forgets what is not among these: it was deleted while nobody told us.
+    fn keep_only(&self, kind: Kind, records: &[Record]) {
+        let kept: BTreeSet<ObjectKey> = records.iter().map(|record| object_name(&record.key)).collect();
+        let mut objects = self.objects.write();
+        match kind {
+            Kind::Template => objects.templates.retain(|name, _| kept.contains(name)),
+            Kind::Pool => objects.pools.retain(|name, _| kept.contains(name)),
+            Kind::Config => objects.configs.retain(|name, _| kept.contains(name)),
+            _ => {}
+        }
+    }
+
     /// Takes over what the store says of an object.
     pub(crate) fn take(&self, key: &Key, record: Option<&Record>) -> Result<(), ControlError> {
-        let mut segments = key.segments();
-        let namespace = segments.next().filter(|&namespace| namespace != "-").unwrap_or_default();
-        let name = ObjectKey::new(namespace, segments.next().unwrap_or_default());
+        let name = object_name(key);
         let mut objects = self.objects.write();
         match (key.kind(), record) {
             (Kind::Template, Some(record)) => {
@@ -138,17 +145,9 @@ impl Catalog {
 impl Control {
     pub(crate) async fn load_catalog(&self) -> Result<(), ControlError> {
         for kind in [Kind::Config, Kind::Pool, Kind::Template] {
-            let mut after = None::<String>;
-            loop {
-                let page = self.store.list(&Prefix::all(kind), after.as_deref(), STEP).await?;
-                for record in &page.records {
-                    self.catalog.take(&record.key, Some(record))?;
-                }
-                after = page.records.last().map(|record| record.key.path().to_owned());
-                if !page.more {
-                    break;
-                }
-            }
+            let records = self.all(kind).await?;
+            self.catalog.keep_only(kind, &records);
+            records.iter().try_for_each(|record| self.catalog.take(&record.key, Some(record)))?;
         }
         Ok(())
     }

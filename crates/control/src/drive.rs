@@ -9,15 +9,12 @@ use std::time::Duration;
 
 use ate_actor::{Event, Phase};
 use ate_name::{ActorKey, OpId};
-use ate_store::{Change, CommitError, Kind, Prefix};
+use ate_store::{Change, CommitError, Kind};
 use parking_lot::Mutex;
 
 use crate::ledger::Note;
 use crate::records::{Job, OperationRecord, Read, operation_key};
 use crate::{Code, Control, ControlError};
-
-/// Records read per step.
-const STEP: usize = 500;
 
 /// Between tries of something that must succeed in the end; doubles up to the last.
 const RETRY_FIRST: Duration = Duration::from_millis(200);
@@ -97,17 +94,10 @@ impl Control {
     }
 
     async fn sweep(self: &Arc<Self>) -> Result<(), ControlError> {
-        let mut after = None::<String>;
-        loop {
-            let page = self.store.list(&Prefix::all(Kind::Operation), after.as_deref(), STEP).await?;
-            after = page.records.last().map(|record| record.key.path().to_owned());
-            for record in page.records {
-                self.take_over(Read::decode(record)?).await?;
-            }
-            if !page.more {
-                return Ok(());
-            }
+        for record in self.all(Kind::Operation).await? {
+            self.take_over(Read::decode(record)?).await?;
         }
+        Ok(())
     }
 
     /// Drives an operation from here on, unless somebody does.

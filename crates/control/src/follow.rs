@@ -1,6 +1,7 @@
 //! Follows the store's feed, so that every replica knows of every change, whoever made it.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -20,19 +21,41 @@ pub(crate) struct Follower {
     ingress: Mutex<BTreeMap<WorkerUid, PathBuf>>,
 }
 
+/// Somebody waits for news of an actor. The last of them takes the entry along: there are far more actors than waiters.
+pub(crate) struct Waiting<'a> {
+    follower: &'a Follower,
+    key: &'a ActorKey,
+    notify: Arc<Notify>,
+}
+
+impl Deref for Waiting<'_> {
+    type Target = Notify;
+
+    fn deref(&self) -> &Notify {
+        &self.notify
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.follower.waiting.lock();
+        // The map's and this one.
+        if Arc::strong_count(&self.notify) == 2 {
+            waiting.remove(self.key);
+        }
+    }
+}
+
 impl Follower {
     /// Told when the actor's record changes. Enable the notification before reading the record.
-    pub(crate) fn of(&self, key: &ActorKey) -> Arc<Notify> {
-        Arc::clone(self.waiting.lock().entry(key.clone()).or_default())
+    pub(crate) fn of<'a>(&'a self, key: &'a ActorKey) -> Waiting<'a> {
+        let notify = Arc::clone(self.waiting.lock().entry(key.clone()).or_default());
+        Waiting { follower: self, key, notify }
     }
 
     pub(crate) fn changed(&self, key: &ActorKey) {
-        let mut waiting = self.waiting.lock();
-        if let Some(notify) = waiting.get(key) {
+        if let Some(notify) = self.waiting.lock().get(key) {
             notify.notify_waiters();
-            if Arc::strong_count(notify) == 1 {
-                waiting.remove(key);
-            }
         }
     }
 
@@ -109,4 +132,21 @@ impl Control {
 fn actor_name(key: &Key) -> Option<ActorKey> {
     let (atespace, name) = key.path().split_once('/')?;
     ActorKey::parse(atespace, name).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_kept_of_those_who_no_longer_wait() {
+        let follower = Follower::default();
+        let key = ActorKey::parse("space", "one").unwrap();
+        let first = follower.of(&key);
+        let second = follower.of(&key);
+        drop(first);
+        assert_eq!(follower.waiting.lock().len(), 1, "the second still waits");
+        drop(second);
+        assert!(follower.waiting.lock().is_empty());
+    }
 }

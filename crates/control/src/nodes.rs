@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use ate_name::{NodeName, SessionId};
-use ate_store::{Change, CommitError, Kind, Prefix, Record};
+use ate_store::{Change, CommitError, Kind, Record};
 
 use crate::records::{NodeRecord, Read, encode, node_key};
 use crate::{Control, ControlError};
@@ -77,15 +77,7 @@ impl Control {
     }
 
     pub(crate) async fn load_nodes(&self) -> Result<(), ControlError> {
-        let mut after = None::<String>;
-        loop {
-            let page = self.store.list(&Prefix::all(Kind::Node), after.as_deref(), ate_store::MAX_PAGE_RECORDS).await?;
-            page.records.iter().try_for_each(|record| self.note_node(record))?;
-            after = page.records.last().map(|record| record.key.path().to_owned());
-            if !page.more {
-                return Ok(());
-            }
-        }
+        self.all(Kind::Node).await?.iter().try_for_each(|record| self.note_node(record))
     }
 
     /// Whether what only this node has must be given up too.

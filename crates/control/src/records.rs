@@ -8,11 +8,11 @@ use ate_name::{
     WorkerUid,
 };
 use ate_orders::Phase;
-use ate_store::{Key, Kind, Prefix, Record};
+use ate_store::{Key, Kind, MAX_PAGE_RECORDS, Prefix, Record};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::{Code, ControlError};
+use crate::{Code, Control, ControlError};
 
 type Unknown = BTreeMap<String, serde_json::Value>;
 
@@ -35,6 +35,21 @@ impl<T: DeserializeOwned> Read<T> {
 
 pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("records are plain data with text keys")
+}
+
+impl Control {
+    /// Every record of a kind, of which there are few: not for actors and their histories.
+    pub(crate) async fn all(&self, kind: Kind) -> Result<Vec<Record>, ControlError> {
+        let (mut records, mut after) = (Vec::new(), None::<String>);
+        loop {
+            let page = self.store.list(&Prefix::all(kind), after.as_deref(), MAX_PAGE_RECORDS).await?;
+            records.extend(page.records);
+            if !page.more {
+                return Ok(records);
+            }
+            after = records.last().map(|record| record.key.path().to_owned());
+        }
+    }
 }
 
 /// A worker: who it is, and whose it is.
@@ -198,6 +213,12 @@ pub(crate) fn object_key(kind: Kind, key: &ObjectKey) -> Key {
     // The namespace of a cluster-scoped object is empty, which no segment may be.
     let namespace = if key.namespace.is_empty() { "-" } else { &key.namespace };
     named(kind, [namespace, key.name.as_str()])
+}
+
+pub(crate) fn object_name(key: &Key) -> ObjectKey {
+    let mut segments = key.segments();
+    let namespace = segments.next().filter(|&namespace| namespace != "-").unwrap_or_default();
+    ObjectKey::new(namespace, segments.next().unwrap_or_default())
 }
 
 fn named<S: AsRef<str>>(kind: Kind, segments: impl IntoIterator<Item = S>) -> Key {

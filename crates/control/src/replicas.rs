@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_name::ReplicaId;
-use ate_store::{Change, CommitError, Kind, Prefix, Record};
+use ate_store::{Change, CommitError, Kind, Record};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -92,9 +92,7 @@ impl Control {
     }
 
     pub(crate) async fn load_replicas(&self) -> Result<(), ControlError> {
-        // There are a handful, and dead ones are removed.
-        let page = self.store.list(&Prefix::all(Kind::Replica), None, ate_store::MAX_PAGE_RECORDS).await?;
-        page.records.iter().try_for_each(|record| self.note_replica(record))
+        self.all(Kind::Replica).await?.iter().try_for_each(|record| self.note_replica(record))
     }
 
     /// Says that this replica lives, again and again; buries those that no longer do.

@@ -184,9 +184,9 @@ impl Control {
                     control.settle_started(&driver, bound, phases).await;
                 }
                 Err(error) => {
-                    let refusal = refusal(&bound.value, &error);
                     let lease = bound.value.lease().cloned();
                     let only = bound.value.snapshots.base().and_then(|(_, node)| node.cloned());
+                    let refusal = refusal(&bound.value, &error, only.is_some());
                     let event = Event::Failed { op: driver.op, reason: error.to_string() };
                     let note = Note::because("ResumeFailed", error.to_string());
                     let mut settled = control.settle(bound, event, note).await;
@@ -399,9 +399,13 @@ pub(crate) fn identity(actor: &Actor) -> Identity {
     Identity { uid: actor.uid, key: actor.key.clone(), template: actor.template.clone(), generation: actor.generation }
 }
 
-/// What a client hears of a node's refusal.
-fn refusal(actor: &Actor, error: &NodeError) -> ControlError {
+/// What a client hears of a node's refusal. `older`: without its newest snapshot the actor can fall back to an older one.
+fn refusal(actor: &Actor, error: &NodeError, older: bool) -> ControlError {
     match error {
+        NodeError::NoSnapshot(_) if !older => ControlError::precondition(format!(
+            "actor {}: {error}, and there is no other\n  bring it back from a backup of the storage, or delete the actor",
+            actor.key.name
+        )),
         NodeError::WorkerGone
         | NodeError::Busy
         | NodeError::Stale

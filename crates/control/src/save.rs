@@ -29,7 +29,7 @@ impl Control {
             Intent::Suspend | Intent::Idle => (Phase::Suspended, "SUSPENDING"),
         };
         match &read.value.phase {
-            phase if *phase == resting && intent == Intent::Suspend => return self.made_durable(read).await,
+            phase if *phase == resting && intent == Intent::Suspend => return self.made_durable(key).await,
             phase if *phase == resting => return Ok(read.into()),
             Phase::Suspended | Phase::Paused => {
                 let text = format!("internal server error: actor is in {verb} state but has no active worker");
@@ -53,14 +53,14 @@ impl Control {
     }
 
     /// A suspended actor once its snapshot is durable: whoever asks for a suspend is promised that.
-    async fn made_durable(&self, mut read: Read<Actor>) -> Result<Versioned, ControlError> {
+    async fn made_durable(&self, key: &ActorKey) -> Result<Versioned, ControlError> {
         let deadline = tokio::time::Instant::now() + self.settings.park;
         loop {
-            let notify = self.follower.of(&read.value.key);
+            let notify = self.follower.of(key);
             let changed = notify.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            read = self.actor(&read.value.key).await?;
+            let read = self.actor(key).await?;
             match (&read.value.phase, read.value.snapshots.base()) {
                 (Phase::Suspended, Some((_, Some(_)))) => {}
                 (Phase::Suspended, _) => return Ok(read.into()),
@@ -69,10 +69,7 @@ impl Control {
             if tokio::time::timeout_at(deadline, changed).await.is_err() {
                 return Err(ControlError::new(
                     Code::Unavailable,
-                    format!(
-                        "actor {} is suspended, but its snapshot is not durable yet: ask again",
-                        read.value.key.name
-                    ),
+                    format!("actor {} is suspended, but its snapshot is not durable yet: ask again", key.name),
                 ));
             }
         }
@@ -165,9 +162,7 @@ impl Control {
                     return Err(ControlError::new(code, error.to_string()));
                 }
                 Err(error) => {
-                    // Whatever is left of it must not keep its worker from others.
-                    let (uid, generation) = (read.value.uid, read.value.generation);
-                    let _ = self.nodes.discard(&lease.node, lease.worker, uid, generation).await;
+                    self.discard(&read, &lease).await?;
                     return self.lose(read, &error.to_string()).await;
                 }
             }
@@ -237,6 +232,18 @@ impl Control {
                 other => return Ok(other),
             }
         }
+    }
+
+    /// Ends what is left of an actor in its worker. Until the node has said so the actor is not lost: it may still run.
+    async fn discard(&self, read: &Read<Actor>, lease: &Lease) -> Result<(), ControlError> {
+        let (uid, generation) = (read.value.uid, read.value.generation);
+        let mut patience = Patience::new();
+        while let Err(NodeError::Unreachable(_)) = self.nodes.discard(&lease.node, lease.worker, uid, generation).await
+        {
+            patience.wait(self).await?;
+            self.still(read).await?;
+        }
+        Ok(())
     }
 
     /// Makes the newest snapshot durable, however long that takes, unless a later one takes its place meanwhile.

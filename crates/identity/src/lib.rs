@@ -17,6 +17,7 @@ mod directory;
 mod error;
 mod leaf;
 mod role;
+mod verify;
 
 #[cfg(test)]
 mod tests;
@@ -27,7 +28,7 @@ use std::sync::Arc;
 
 use rustls::client::ClientConfig;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
-use rustls::server::{NoServerSessionStorage, ServerConfig, WebPkiClientVerifier};
+use rustls::server::{ClientCertVerifierBuilder, NoServerSessionStorage, ServerConfig, WebPkiClientVerifier};
 use rustls::time_provider::{DefaultTimeProvider, TimeProvider};
 use zeroize::Zeroizing;
 
@@ -37,6 +38,7 @@ pub use role::{Role, SpiffeError, SpiffeId};
 
 use directory::Directory;
 use leaf::{Leaf, Purpose, Rotating};
+use verify::RoleVerifier;
 
 /// Every listener and client speaks gRPC, and so HTTP/2 and nothing else.
 const ALPN: &[u8] = b"h2";
@@ -58,6 +60,8 @@ pub enum ClientCertificates {
     NotAskedFor,
     /// Anonymous callers pass. A certificate, if there is one, must be of this instance.
     VerifiedIfGiven,
+    /// Only this instance's own roles are heard at all.
+    Required,
 }
 
 impl Identity {
@@ -106,10 +110,13 @@ impl Identity {
         let builder = match clients {
             ClientCertificates::NotAskedFor => builder.with_no_client_auth(),
             ClientCertificates::VerifiedIfGiven => builder.with_client_cert_verifier(
-                WebPkiClientVerifier::builder_with_provider(self.authority.roots(), self.provider.clone())
+                self.client_verifier()
                     .allow_unauthenticated()
                     .build()
                     .expect("the roots are not empty and there are no revocation lists"),
+            ),
+            ClientCertificates::Required => builder.with_client_cert_verifier(
+                self.client_verifier().build().expect("the roots are not empty and there are no revocation lists"),
             ),
         };
         let leaf = self.rotating(Leaf { role, purpose: Purpose::Server, names: leaf::server_names(role, names)? })?;
@@ -121,13 +128,19 @@ impl Identity {
         Ok(config)
     }
 
-    /// For a client that trusts this instance only, and shows itself as `role` if asked.
-    pub fn client_config(&self, role: Role) -> Result<ClientConfig, IdentityError> {
+    fn client_verifier(&self) -> ClientCertVerifierBuilder {
+        WebPkiClientVerifier::builder_with_provider(self.authority.roots(), self.provider.clone())
+    }
+
+    /// For a client that shows itself as `role` if asked, and trusts `server` of this instance only.
+    pub fn client_config(&self, role: Role, server: Role) -> Result<ClientConfig, IdentityError> {
+        let verifier = RoleVerifier::new(self.authority.clone(), self.provider.clone(), server);
         let leaf = self.rotating(Leaf { role, purpose: Purpose::Client, names: Vec::new() })?;
         let mut config = ClientConfig::builder_with_details(self.provider.clone(), self.clock.clone())
             .with_safe_default_protocol_versions()
             .expect("the provider has suites for TLS 1.2 and 1.3")
-            .with_root_certificates(self.authority.roots())
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
             .with_client_cert_resolver(leaf);
         config.alpn_protocols = vec![ALPN.to_vec()];
         Ok(config)

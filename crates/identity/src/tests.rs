@@ -154,7 +154,7 @@ fn api(identity: &Identity) -> ServerConfig {
 async fn roles_of_an_instance_meet_and_know_each_other() {
     let (_dir, identity) = instance();
     for role in Role::ALL {
-        let met = meet(&api(&identity), &identity.client_config(role).unwrap(), "localhost").await.unwrap();
+        let met = meet(&api(&identity), &identity.client_config(role, Role::Api).unwrap(), "localhost").await.unwrap();
         assert_eq!(identity.authority().role_of(&met.client_chain), Ok(role));
         assert_eq!(identity.authority().role_of(&met.server_chain), Ok(Role::Api));
         assert_eq!(met.alpn.as_deref(), Some(&b"h2"[..]));
@@ -164,7 +164,7 @@ async fn roles_of_an_instance_meet_and_know_each_other() {
 #[tokio::test]
 async fn the_api_answers_to_its_names_and_to_no_other() {
     let (_dir, identity) = instance();
-    let client = identity.client_config(Role::Cli).unwrap();
+    let client = identity.client_config(Role::Cli, Role::Api).unwrap();
     let host = rustix::system::uname().nodename().to_str().unwrap().to_owned();
     let mut names = vec!["localhost", "127.0.0.1", "::1", "api.ate-system.svc", "10.1.2.3", "ate.example"];
     names.extend(ServerName::try_from(host.as_str()).is_ok().then_some(host.as_str()));
@@ -197,7 +197,7 @@ async fn callers_without_a_certificate_pass_and_have_no_role() {
 async fn a_listener_that_does_not_ask_learns_nothing() {
     let (_dir, identity) = instance();
     let server = identity.server_config(Role::Api, &[], ClientCertificates::NotAskedFor).unwrap();
-    let met = meet(&server, &identity.client_config(Role::Node).unwrap(), "localhost").await.unwrap();
+    let met = meet(&server, &identity.client_config(Role::Node, Role::Api).unwrap(), "localhost").await.unwrap();
     assert!(met.client_chain.is_empty());
 }
 
@@ -206,10 +206,11 @@ async fn another_instance_is_refused_by_either_side() {
     let ((_dir, identity), (_other_dir, other)) = (instance(), instance());
     let unknown = |error: &TlsError| matches!(error, TlsError::InvalidCertificate(CertificateError::UnknownIssuer));
 
-    let foreign_server = meet(&api(&other), &identity.client_config(Role::Router).unwrap(), "localhost").await;
+    let foreign_server =
+        meet(&api(&other), &identity.client_config(Role::Router, Role::Api).unwrap(), "localhost").await;
     assert!(matches!(foreign_server, Err(NotMet::Client(error)) if unknown(&error)));
 
-    let foreign_client = unverifying(other.client_config(Role::Router).unwrap());
+    let foreign_client = unverifying(other.client_config(Role::Router, Role::Api).unwrap());
     let refused = meet(&api(&identity), &foreign_client, "localhost").await;
     assert!(matches!(refused, Err(NotMet::Server(error)) if unknown(&error)));
 }
@@ -223,19 +224,38 @@ async fn a_clients_certificate_is_no_servers() {
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_no_client_auth()
-            .with_cert_resolver(identity.rotating(Leaf { role: Role::Worker, purpose, names }).unwrap())
+            .with_cert_resolver(identity.rotating(Leaf { role: Role::Api, purpose, names }).unwrap())
     };
-    let client = identity.client_config(Role::Router).unwrap();
+    let client = identity.client_config(Role::Router, Role::Api).unwrap();
     meet(&serving_with(Purpose::Server), &client, "localhost").await.unwrap();
     let refused = meet(&serving_with(Purpose::Client), &client, "localhost").await;
     assert!(matches!(refused, Err(NotMet::Client(TlsError::InvalidCertificate(_)))), "{refused:?}");
 }
 
 #[tokio::test]
+async fn a_server_of_another_role_is_not_trusted() {
+    let (_dir, identity) = instance();
+    let node = identity.server_config(Role::Node, &[], ClientCertificates::Required).unwrap();
+    let (to_node, to_api) =
+        (identity.client_config(Role::Api, Role::Node), identity.client_config(Role::Api, Role::Api));
+    meet(&node, &to_node.unwrap(), "localhost").await.unwrap();
+    let refused = meet(&node, &to_api.unwrap(), "localhost").await;
+    assert!(matches!(refused, Err(NotMet::Client(TlsError::InvalidCertificate(_)))), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_listener_for_roles_only_does_not_hear_others() {
+    let (_dir, identity) = instance();
+    let node = identity.server_config(Role::Node, &[], ClientCertificates::Required).unwrap();
+    let refused = meet(&node, &anonymous(&identity), "localhost").await;
+    assert!(matches!(refused, Err(NotMet::Server(TlsError::NoCertificatesPresented))), "{refused:?}");
+}
+
+#[tokio::test]
 async fn certificates_are_replaced_before_they_end() {
     let (dir, clock) = (tempfile::tempdir().unwrap(), ManualClock::at(START));
     let identity = Identity::open_at(dir.path(), clock.clone()).unwrap();
-    let (server, client) = (api(&identity), identity.client_config(Role::Node).unwrap());
+    let (server, client) = (api(&identity), identity.client_config(Role::Node, Role::Api).unwrap());
     let seen_at = async |seconds| {
         clock.set(seconds);
         let met = meet(&server, &client, "localhost").await.unwrap();
@@ -256,7 +276,7 @@ async fn certificates_are_replaced_before_they_end() {
 async fn a_certificate_that_has_ended_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let now = Identity::open_at(dir.path(), ManualClock::at(START)).unwrap();
-    let client = unverifying(now.client_config(Role::Node).unwrap());
+    let client = unverifying(now.client_config(Role::Node, Role::Api).unwrap());
     let at = |seconds| Identity::open_at(dir.path(), ManualClock::at(seconds)).unwrap();
     meet(&api(&at(START + DAY - 1)), &client, "localhost").await.unwrap();
     let refused = meet(&api(&at(START + DAY + 1)), &client, "localhost").await;
@@ -268,7 +288,7 @@ async fn a_certificate_that_has_ended_is_refused() {
 #[tokio::test]
 async fn every_connection_is_checked_anew() {
     let (_dir, identity) = instance();
-    let (server, client) = (api(&identity), identity.client_config(Role::Node).unwrap());
+    let (server, client) = (api(&identity), identity.client_config(Role::Node, Role::Api).unwrap());
     for _ in 0..3 {
         assert_eq!(meet(&server, &client, "localhost").await.unwrap().handshake, Some(HandshakeKind::Full));
     }
@@ -404,7 +424,7 @@ async fn no_certificate_outlives_the_authority() {
     let end = START + 10 * YEAR;
     let at = |seconds| Identity::open_at(dir.path(), ManualClock::at(seconds));
     at(START).unwrap();
-    let client = at(end - HOUR).unwrap().client_config(Role::Node).unwrap();
+    let client = at(end - HOUR).unwrap().client_config(Role::Node, Role::Api).unwrap();
     let server = api(&at(end - HOUR).unwrap());
     let met = meet(&server, &client, "localhost").await.unwrap();
     let (_, leaf) = x509_parser::parse_x509_certificate(&met.server_chain[0]).unwrap();

@@ -29,8 +29,8 @@ const WORKER_IDLE: Duration = Duration::from_millis(200);
 /// How long requests that are under way may take to end before they are cut.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// How often workers are counted when nothing has changed.
-const SURPLUS_EVERY: Duration = Duration::from_secs(5);
+/// How often workers are counted when nothing has changed; those that are emptied are ended then, too.
+const SURPLUS_EVERY: Duration = Duration::from_secs(1);
 
 /// By then everything has been cut; a client that does not answer is not waited for.
 const LAST_REQUESTS: Duration = Duration::from_secs(12);
@@ -168,13 +168,15 @@ impl Machine {
         });
         tokio::spawn(feed(Arc::clone(&control), updates));
         let tls = identity.server_config(Role::Api, &[name.as_str()], ClientCertificates::VerifiedIfGiven)?;
+        let authority = Arc::clone(identity.authority());
+        let secured = ate_apiserver::Secured { listener: api, config: Arc::new(tls), authority };
         let info = ate_apiserver::Info {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             build: crate::version::BUILT_FROM.to_owned(),
             instance: identity.authority().instance().to_string(),
             router_url: format!("http://localhost:{}", actors_at.port()),
         };
-        let listeners = ate_apiserver::Listeners { unix: api_socket(&directory)?, tls: Some((api, Arc::new(tls))) };
+        let listeners = ate_apiserver::Listeners { unix: api_socket(&directory)?, tls: Some(secured) };
         let api = ate_apiserver::serve(Arc::clone(&control), nodes, info, listeners, shutdown.clone());
         serving.spawn(async move { Ok(api.await?) });
 
@@ -287,30 +289,24 @@ async fn ship(control: &Control, config: ate_object::SandboxConfig) -> anyhow::R
     Ok(())
 }
 
+fn pool_of(share: &ate_control::Share) -> Pool {
+    Pool {
+        key: share.pool.clone(),
+        workers: share.workers,
+        memory_limit: share.memory_limit,
+        cpu_limit_millis: share.cpu_limit_millis,
+    }
+}
+
 /// Tells the node which pools there are, and again whenever the catalog changes. Workers beyond them are ended.
 async fn keep_pools(control: Arc<Control>, node: Arc<Node>) {
     let mut changes = control.catalog_changes();
     loop {
-        let pools = control.pools();
-        node.set_pools(
-            pools
-                .iter()
-                .map(|pool| Pool {
-                    key: pool.metadata.key(),
-                    workers: pool.spec.replicas,
-                    memory_limit: pool.spec.memory_limit_bytes(),
-                    cpu_limit_millis: pool.spec.cpu_limit_millis(),
-                })
-                .collect(),
-        );
-        for worker in control.take_surplus(node.name()) {
-            let (control, node) = (Arc::clone(&control), Arc::clone(&node));
-            tokio::spawn(async move {
-                match control.empty(worker).await {
-                    Ok(()) => node.end_worker(worker).await,
-                    Err(error) => tracing::warn!(%worker, %error, "a worker that is not needed stays"),
-                }
-            });
+        let shares = control.shares(node.name());
+        node.set_pools(shares.iter().map(pool_of).collect());
+        match control.surplus(node.name(), &shares).await {
+            Ok(surplus) => node.retire(surplus),
+            Err(error) => tracing::warn!(%error, "workers that are not needed stay"),
         }
         // A worker that was being started while its pool shrank is seen the next time.
         let _ = tokio::time::timeout(SURPLUS_EVERY, changes.changed()).await;

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   TLS  ─┐                     ┌─▶ control.rs     ateapi.Control: validation order, codes and texts of the public API
-//!   unix ─┴─▶ elapsed.rs ──────▶├─▶ substrate.rs   ate.v1.Substrate: objects, watches, history, logs, exec
-//!             (times every call)├─▶ identity.rs    ateapi.SessionIdentity: not offered yet
+//!   unix ─┴─▶ elapsed.rs, ─────▶├─▶ substrate.rs   ate.v1.Substrate: objects, watches, history, logs, exec
+//!             guard.rs          ├─▶ identity.rs    ateapi.SessionIdentity: not offered yet
 //!                               └─▶ reflection
 //! ```
 //! Requests are checked here; what they mean is the control plane's business.
@@ -11,6 +11,7 @@
 mod control;
 mod convert;
 mod elapsed;
+mod guard;
 mod identity;
 mod permission;
 mod substrate;
@@ -57,7 +58,15 @@ pub struct Info {
 pub struct Listeners {
     /// Without encryption: only for a socket that the file system protects.
     pub unix: UnixListener,
-    pub tls: Option<(TcpListener, Arc<rustls::ServerConfig>)>,
+    pub tls: Option<Secured>,
+}
+
+/// Whoever can connect may use what is for people; what is for parts of the instance needs the part's certificate.
+#[derive(Debug)]
+pub struct Secured {
+    pub listener: TcpListener,
+    pub config: Arc<rustls::ServerConfig>,
+    pub authority: Arc<ate_identity::Authority>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +85,7 @@ pub async fn serve(
     listeners: Listeners,
     shutdown: CancellationToken,
 ) -> Result<(), ServeError> {
+    let authority = listeners.tls.as_ref().map(|tls| Arc::clone(&tls.authority));
     let routes = || -> Result<_, ServeError> {
         let reflection = || {
             tonic_reflection::server::Builder::configure()
@@ -91,6 +101,7 @@ pub async fn serve(
             .concurrency_limit_per_connection(MAX_CALLS as usize)
             .max_concurrent_streams(MAX_CALLS)
             .layer(elapsed::ElapsedLayer)
+            .layer(guard::GuardLayer { authority: authority.clone() })
             .add_service(reflection().build_v1()?)
             // Clients of before 2023 know this one only, and the public server has it too.
             .add_service(reflection().build_v1alpha()?)
@@ -103,8 +114,8 @@ pub async fn serve(
     };
     let unix = tokio_stream::wrappers::UnixListenerStream::new(listeners.unix);
     let on_unix = routes()?.serve_with_incoming_shutdown(unix, shutdown.clone().cancelled_owned());
-    let Some((tcp, tls)) = listeners.tls else { return Ok(on_unix.await?) };
-    let on_tls = routes()?.serve_with_incoming_shutdown(secured(tcp, tls), shutdown.clone().cancelled_owned());
+    let Some(Secured { listener, config, .. }) = listeners.tls else { return Ok(on_unix.await?) };
+    let on_tls = routes()?.serve_with_incoming_shutdown(secured(listener, config), shutdown.clone().cancelled_owned());
     tokio::try_join!(on_unix, on_tls)?;
     Ok(())
 }

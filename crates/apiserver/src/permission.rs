@@ -11,6 +11,10 @@ pub enum Permission {
     Administer,
     /// Route: wake actors and learn where they are. For routers.
     Route,
+    /// Be a node of the instance.
+    Serve,
+    /// Give a node orders. For the control plane.
+    Order,
     /// Destroy everything. For tests of the public API only.
     Wipe,
     /// Anyone who reaches the listener.
@@ -44,7 +48,12 @@ pub const PERMISSIONS: &[(&str, Permission)] = &[
     ("ate.v1.Substrate/GetHistory", Permission::Read),
     ("ate.v1.Substrate/Logs", Permission::Actor),
     ("ate.v1.Substrate/Exec", Permission::Actor),
+    ("ate.v1.Substrate/RenewNode", Permission::Serve),
     ("ate.v1.Substrate/GetInfo", Permission::Anyone),
+    ("ate.v1.Node/Carry", Permission::Order),
+    ("ate.v1.Node/Run", Permission::Order),
+    ("ate.v1.Node/Read", Permission::Order),
+    ("ate.v1.Node/Listen", Permission::Order),
 ];
 
 #[cfg(test)]

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_actor::Phase;
-use ate_control::{Applied, Assigned, AssignmentUpdate, Changed, Control, Versioned};
-use ate_name::{ActorKey, AtespaceName, Generation, NodeName, ObjectKey};
-use ate_orders::{ExecOrder, LogsOrder, Nodes, Output, PortProtocol};
+use ate_control::{Applied, Assigned, AssignmentUpdate, Changed, Control, Registration, Renewal, Versioned};
+use ate_name::{ActorKey, AtespaceName, Generation, NodeName, ObjectKey, SessionId};
+use ate_orders::{ExecOrder, Ingress, LogsOrder, Nodes, Output, PortProtocol};
 use ate_proto::ate::v1::*;
 use futures::{Stream, StreamExt};
 use tokio::sync::{broadcast, mpsc};
@@ -252,6 +252,32 @@ impl substrate_server::Substrate for SubstrateService {
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 
+    async fn renew_node(&self, request: Request<RenewNodeRequest>) -> Answer<RenewNodeResponse> {
+        let RenewNodeRequest { node, session, endpoint, leaving } = request.into_inner();
+        let name = ate_name::check_dns_subdomain(&node).then(|| NodeName::new(node));
+        let (node, session) = name
+            .zip(SessionId::parse(&session).ok())
+            .ok_or_else(|| Status::invalid_argument("a node has a name that is a DNS name, and a session"))?;
+        let registration = Registration { session, endpoint: &endpoint, leaving };
+        if self.control.renew_node(&node, registration).await.map_err(status)? == Renewal::Over {
+            return Ok(Response::new(RenewNodeResponse { over: true, ..Default::default() }));
+        }
+        let shares = self.control.shares(&node);
+        let surplus = self.control.surplus(&node, &shares).await.map_err(status)?;
+        let shares = shares.into_iter().map(|share| PoolShare {
+            pool_namespace: share.pool.namespace,
+            pool_name: share.pool.name,
+            workers: u32::try_from(share.workers).unwrap_or(u32::MAX),
+            memory_limit: share.memory_limit.unwrap_or(0),
+            cpu_limit_millis: share.cpu_limit_millis.unwrap_or(0),
+        });
+        Ok(Response::new(RenewNodeResponse {
+            over: false,
+            shares: shares.collect(),
+            surplus: surplus.iter().map(|worker| worker.to_string()).collect(),
+        }))
+    }
+
     async fn get_info(&self, _: Request<GetInfoRequest>) -> Answer<Info> {
         let ServerInfo { version, build, instance, router_url } = self.info.clone();
         Ok(Response::new(Info { version, build, instance, router_url, features: Vec::new() }))
@@ -337,7 +363,10 @@ fn assignment(assigned: &Assigned) -> Assignment {
         name: assigned.key.name.to_string(),
         uid: assigned.uid.to_string(),
         generation: assigned.generation.get(),
-        endpoint: Some(assignment::Endpoint::UnixPath(assigned.ingress.display().to_string())),
+        endpoint: Some(match &assigned.ingress {
+            Ingress::Socket(path) => assignment::Endpoint::UnixPath(path.display().to_string()),
+            Ingress::Door(address) => assignment::Endpoint::TcpAddress(address.to_string()),
+        }),
         ports: assigned
             .ports
             .iter()

@@ -1,11 +1,10 @@
 //! Who runs where, for routers: the present, and then every change.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use ate_actor::{Actor, Phase};
 use ate_name::{ActorKey, ActorUid, Generation, ObjectKey};
-use ate_orders::Port;
+use ate_orders::{Ingress, Port};
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
@@ -20,7 +19,7 @@ pub struct Assigned {
     pub uid: ActorUid,
     pub generation: Generation,
     pub template: ObjectKey,
-    pub ingress: PathBuf,
+    pub ingress: Ingress,
     pub ports: Vec<Port>,
 }
 

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use ate_actor::Actor;
 use ate_name::{ActorKey, WorkerUid};
+use ate_orders::Ingress;
 use ate_store::{Key, Kind, Mutation, Prefix, Revision};
 use futures::StreamExt;
 use parking_lot::Mutex;
@@ -18,7 +18,7 @@ use crate::{Control, ControlError};
 #[derive(Default)]
 pub(crate) struct Follower {
     waiting: Mutex<BTreeMap<ActorKey, Arc<Notify>>>,
-    ingress: Mutex<BTreeMap<WorkerUid, PathBuf>>,
+    ingress: Mutex<BTreeMap<WorkerUid, Ingress>>,
 }
 
 /// Somebody waits for news of an actor. The last of them takes the entry along: there are far more actors than waiters.
@@ -64,13 +64,13 @@ impl Follower {
         self.waiting.lock().values().for_each(|notify| notify.notify_waiters());
     }
 
-    pub(crate) fn ingress(&self, worker: WorkerUid) -> Option<PathBuf> {
+    pub(crate) fn ingress(&self, worker: WorkerUid) -> Option<Ingress> {
         self.ingress.lock().get(&worker).cloned()
     }
 
-    pub(crate) fn set_ingress(&self, worker: WorkerUid, path: Option<PathBuf>) {
-        match path {
-            Some(path) => drop(self.ingress.lock().insert(worker, path)),
+    pub(crate) fn set_ingress(&self, worker: WorkerUid, ingress: Option<Ingress>) {
+        match ingress {
+            Some(ingress) => drop(self.ingress.lock().insert(worker, ingress)),
             None => drop(self.ingress.lock().remove(&worker)),
         }
     }

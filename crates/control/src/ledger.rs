@@ -168,8 +168,8 @@ impl Control {
         let mut worker = read.value;
         let assignee = Assignee::of(actor);
         match (&worker.assigned, claim) {
-            (None, true) => worker.assigned = Some(assignee),
-            (Some(_), true) => return Err(ControlError::conflict()),
+            (None, true) if !worker.draining => worker.assigned = Some(assignee),
+            (_, true) => return Err(ControlError::conflict()),
             (Some(holder), false) if holder.uid == actor.uid && holder.generation == actor.generation => {
                 worker.assigned = None
             }

@@ -46,7 +46,8 @@ pub use actors::{ActorChange, Changed, MAX_PAGE, Versioned, status_name, usable}
 pub use assignments::{Assigned, AssignmentUpdate};
 pub use catalog::{Applied, Template, TemplatePhase, TemplateStatus};
 pub use error::{Code, ControlError};
-pub use nodes::Renewal;
+pub use drain::Share;
+pub use nodes::{Registration, Renewal};
 pub use records::{Assignee, HistoryEntry, NodeRecord, WorkerRecord};
 pub use replicas::Replicas;
 
@@ -110,6 +111,7 @@ pub struct Control {
     /// When this process last could not reach the store.
     deaf_until: Mutex<Option<tokio::time::Instant>>,
     driving: drive::Driving,
+    emptying: Mutex<std::collections::BTreeSet<ate_name::WorkerUid>>,
     catalog: catalog::Catalog,
     fleet: Mutex<Fleet>,
     /// Workers that this process is about to bind.

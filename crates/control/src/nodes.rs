@@ -17,6 +17,15 @@ use ate_store::{Change, CommitError, Kind, Record};
 use crate::records::{NodeRecord, Read, encode, node_key};
 use crate::{Control, ControlError};
 
+/// A node says that it lives, and how it is reached.
+#[derive(Clone, Copy, Debug)]
+pub struct Registration<'a> {
+    /// Drawn when it has nothing running of before, and kept until it is told that it is [over](Renewal::Over).
+    pub session: SessionId,
+    pub endpoint: &'a str,
+    pub leaving: bool,
+}
+
 /// What a node is told when it says that it lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
@@ -30,26 +39,20 @@ impl Control {
     pub async fn renew_node(
         &self,
         node: &NodeName,
-        session: SessionId,
-        endpoint: &str,
+        registration: Registration<'_>,
     ) -> Result<Renewal, ControlError> {
+        let Registration { session, endpoint, leaving } = registration;
         loop {
             let known = self.store.get(&node_key(node)).await?.map(Read::<NodeRecord>::decode).transpose()?;
             let record = match &known {
                 Some(read) if read.value.session == session && read.value.given_up => return Ok(Renewal::Over),
-                Some(read) => NodeRecord {
+                known => NodeRecord {
                     session,
-                    beat: read.value.beat + 1,
+                    beat: known.as_ref().map_or(0, |read| read.value.beat) + 1,
                     endpoint: endpoint.to_owned(),
                     given_up: false,
-                    unknown: read.value.unknown.clone(),
-                },
-                None => NodeRecord {
-                    session,
-                    beat: 1,
-                    endpoint: endpoint.to_owned(),
-                    given_up: false,
-                    unknown: Default::default(),
+                    leaving,
+                    unknown: known.as_ref().map(|read| read.value.unknown.clone()).unwrap_or_default(),
                 },
             };
             let change = match &known {
@@ -57,7 +60,10 @@ impl Control {
                 None => Change::new().create(node_key(node), encode(&record)),
             };
             match self.store.commit(change).await {
-                Ok(_) => return Ok(Renewal::Renewed),
+                Ok(_) => {
+                    self.known_nodes.note(node.clone(), record);
+                    return Ok(Renewal::Renewed);
+                }
                 Err(CommitError::Conflict { .. }) => {}
                 Err(error) => return Err(error.into()),
             }

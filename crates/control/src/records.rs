@@ -7,7 +7,7 @@ use ate_name::{
     ActorKey, ActorUid, AtespaceName, Generation, NodeName, ObjectKey, OpId, ReplicaId, SessionId, TemplateUid,
     WorkerUid,
 };
-use ate_orders::Phase;
+use ate_orders::{Ingress, Phase};
 use ate_store::{Key, Kind, MAX_PAGE_RECORDS, Prefix, Record};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -57,9 +57,12 @@ impl Control {
 #[serde(rename_all = "camelCase")]
 pub struct WorkerRecord {
     pub lease: Lease,
-    pub ingress: std::path::PathBuf,
+    pub ingress: Ingress,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub assigned: Option<Assignee>,
+    /// It is to go: whoever is in it leaves, and nobody else comes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub draining: bool,
     #[serde(flatten)]
     pub unknown: Unknown,
 }
@@ -157,6 +160,9 @@ pub struct NodeRecord {
     /// It was silent for too long. Its actors are others' now, and this session is over.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub given_up: bool,
+    /// It wants to go, and gets no workers any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub leaving: bool,
     #[serde(flatten)]
     pub unknown: Unknown,
 }

@@ -27,6 +27,7 @@ impl Control {
             known_nodes: replicas::Beats::default(),
             deaf_until: Mutex::default(),
             driving: drive::Driving::default(),
+            emptying: Mutex::default(),
             store,
             nodes,
             world,

@@ -33,6 +33,7 @@ impl Control {
                     lease,
                     ingress: report.ingress.clone(),
                     assigned: None,
+                    draining: false,
                     unknown: Default::default(),
                 };
                 match self.store.commit(Change::new().create(key, encode(&record))).await {
@@ -55,7 +56,7 @@ impl Control {
         let mut fleet = self.fleet.lock();
         let known = fleet.get(worker).cloned();
         let state = match (known.as_ref().map(|known| &known.state), &record.assigned) {
-            (Some(State::Draining), _) => State::Draining,
+            _ if record.draining => State::Draining,
             (Some(frozen @ State::Frozen { resident, .. }), Some(assignee))
                 if resident.uid == assignee.uid && resident.generation == assignee.generation =>
             {

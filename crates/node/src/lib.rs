@@ -63,7 +63,7 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
     pub key: ObjectKey,
-    pub workers: u32,
+    pub workers: usize,
     pub memory_limit: Option<u64>,
     pub cpu_limit_millis: Option<u64>,
 }

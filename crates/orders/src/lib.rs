@@ -8,7 +8,7 @@ mod node;
 mod workload;
 
 pub use node::{
-    Activate, Activated, Capture, Captured, ExecOrder, Exit, Hosted, Identity, LogsOrder, NodeError, NodeEvent,
+    Activate, Activated, Capture, Captured, ExecOrder, Exit, Hosted, Identity, Ingress, LogsOrder, NodeError, NodeEvent,
     NodeReport, Nodes, Output, Phase, Runtime, RuntimeAsset, SnapshotAt, SnapshotOrder, Source, Stored, WorkerReport,
 };
 pub use workload::{Container, EgressRule, Port, PortProtocol, Readyz, Workload};

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -138,14 +139,43 @@ impl std::fmt::Display for Exit {
     }
 }
 
+/// Where routers find a worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum Ingress {
+    /// A socket, for routers on the same machine.
+    Socket(PathBuf),
+    /// The door of its node, by TLS.
+    Door(SocketAddr),
+}
+
+const DOOR: &str = "tls://";
+
+impl From<String> for Ingress {
+    fn from(text: String) -> Self {
+        match text.strip_prefix(DOOR).and_then(|address| address.parse().ok()) {
+            Some(address) => Self::Door(address),
+            None => Self::Socket(text.into()),
+        }
+    }
+}
+
+impl From<Ingress> for String {
+    fn from(ingress: Ingress) -> Self {
+        match ingress {
+            Ingress::Socket(path) => path.to_string_lossy().into_owned(),
+            Ingress::Door(address) => format!("{DOOR}{address}"),
+        }
+    }
+}
+
 /// A worker and what it hosts, as its node sees it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WorkerReport {
     pub worker: WorkerUid,
     pub pool: ObjectKey,
     pub pod: String,
-    /// Where routers find its ingress.
-    pub ingress: PathBuf,
+    pub ingress: Ingress,
     pub hosted: Option<Hosted>,
     /// Templates for which a box stands ready.
     pub warm: Vec<ate_name::TemplateUid>,
@@ -311,4 +341,20 @@ pub trait Nodes: Send + Sync {
 
     /// Removes snapshots, wherever they are, and the log of an actor that is gone. What is not there is no error.
     async fn forget(&self, node: &NodeName, gone: Option<ActorUid>, prefixes: Vec<String>) -> Result<(), NodeError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ingress_is_read_as_it_was_written() {
+        for ingress in [
+            Ingress::Socket("/run/worker/ingress.sock".into()),
+            Ingress::Door("127.0.0.1:8440".parse().unwrap()),
+            Ingress::Door("[2001:db8::1]:8440".parse().unwrap()),
+        ] {
+            assert_eq!(Ingress::from(String::from(ingress.clone())), ingress);
+        }
+    }
 }

@@ -12,7 +12,7 @@ const FILES: [&str; 3] = ["ateapi.rs", "ate.v1.rs", "descriptors.bin"];
 fn generate(protos: &Path, out: &Path) {
     let mut compiler = protox::Compiler::new([protos]).unwrap();
     compiler.include_imports(true).include_source_info(true);
-    compiler.open_files(["ateapi/ateapi.proto", "ate/v1/substrate.proto"]).unwrap();
+    compiler.open_files(["ateapi/ateapi.proto", "ate/v1/substrate.proto", "ate/v1/node.proto"]).unwrap();
     let mut descriptors = compiler.file_descriptor_set();
 
     let mut messages = tonic_prost_build::Config::new();

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use ate_name::{ActorUid, Digest, Generation, NodeName, ObjectKey, OpId, SessionId, WorkerUid};
 use ate_orders::{
-    Activate, Activated, Capture, Captured, Exit, Hosted, Identity, NodeError, NodeEvent, NodeReport, SnapshotOrder,
-    Source, Stored, WorkerReport,
+    Activate, Activated, Capture, Captured, Exit, Hosted, Identity, Ingress, NodeError, NodeEvent, NodeReport,
+    SnapshotOrder, Source, Stored, WorkerReport,
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -309,7 +309,7 @@ impl Cluster {
             worker: *uid,
             pool: self.pool.clone(),
             pod: worker.pod.clone(),
-            ingress: PathBuf::from(name.as_str()).join(uid.to_string()),
+            ingress: Ingress::Socket(PathBuf::from(name.as_str()).join(uid.to_string())),
             hosted: worker.sandbox.as_ref().map(|sandbox| Hosted {
                 identity: sandbox.identity.clone(),
                 frozen: sandbox.visitors == 0 && sandbox.idle_since.elapsed() > FROZEN_AFTER,
@@ -329,8 +329,9 @@ impl Cluster {
     }
 
     /// A request at a worker's door.
-    pub(crate) async fn request(&self, ingress: &std::path::Path, actor: ActorUid, generation: Generation) -> Met {
-        let mut parts = ingress.iter().filter_map(|part| part.to_str());
+    pub(crate) async fn request(&self, ingress: &Ingress, actor: ActorUid, generation: Generation) -> Met {
+        let Ingress::Socket(path) = ingress else { return Met::Nothing };
+        let mut parts = path.iter().filter_map(|part| part.to_str());
         let (Some(name), Some(worker)) = (parts.next().map(NodeName::new), parts.next()) else { return Met::Nothing };
         let Ok(worker) = WorkerUid::parse(worker) else { return Met::Nothing };
         self.world.pass().await;

@@ -334,8 +334,8 @@ async fn keep_node(world: Arc<World>, cluster: Arc<Cluster>, clients: Arc<Client
     loop {
         if let Some(session) = cluster.renewal(&node) {
             let asked = Instant::now();
-            let renewed =
-                clients.call(async |replica| replica.control.renew_node(&node, session, "simulated").await).await;
+            let registration = ate_control::Registration { session, endpoint: "simulated", leaving: false };
+            let renewed = clients.call(async |replica| replica.control.renew_node(&node, registration).await).await;
             match renewed {
                 _ if cluster.renewal(&node).is_none() => {}
                 Some(Ok(ate_control::Renewal::Renewed)) => cluster.renewed(&node, asked),

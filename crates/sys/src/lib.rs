@@ -26,3 +26,9 @@ pub use mount::{attach, detached_bind, detached_overlay};
 pub use packet::packet_socket;
 pub use socket::SocketPath;
 pub use tree::in_new_namespaces;
+
+/// The machine's own clock: it never jumps, counts while the machine sleeps, and is the same for every process on it.
+pub fn since_boot() -> std::time::Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    std::time::Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}

@@ -58,6 +58,9 @@ pub enum Command {
     Discard { actor: ActorUid, generation: Generation },
     /// Run a command inside the actor's box. Descriptors: its stdin, stdout and stderr.
     Exec { actor: ActorUid, generation: Generation, exec: Exec },
+    /// Let the actor meet others until then, as [`ate_sys::since_boot`] counts; afterwards it is held still, until told
+    /// anew. A worker that is never told lets it for as long as it lives.
+    Serve { until: Duration },
     /// Say what is here.
     Report,
     /// End everything, then exit.

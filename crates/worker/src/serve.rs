@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ate_name::{ActorUid, Generation, OpId};
 use ate_network::Interior;
@@ -12,7 +13,7 @@ use ate_sandbox::{LinkConfig, Reaper, SandboxError};
 use ate_sys::Memory;
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::{broadcast, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -32,6 +33,9 @@ const EVENT_BUFFER: usize = 256;
 /// Actors remembered that were here. An order is late by seconds; this many do not come and go within them.
 const REMEMBERED: usize = 10_000;
 
+/// How often one without a lease looks whether somebody has come all the same.
+const LEASE_TICK: Duration = Duration::from_millis(200);
+
 /// Replies and news on their way to the node.
 const OUTBOX: usize = 64;
 
@@ -43,6 +47,8 @@ pub(crate) struct Worker {
     /// Held by a capture: one that is asked for twice is done once.
     capturing: tokio::sync::Mutex<()>,
     pub(crate) events: Events,
+    /// Until when its actor may meet others; `None`: always.
+    lease: watch::Sender<Option<Duration>>,
     stop: CancellationToken,
 }
 
@@ -78,6 +84,7 @@ pub(crate) async fn serve(config: &Config, sockets: Sockets, interior: Interior)
         slot: Mutex::default(),
         capturing: tokio::sync::Mutex::default(),
         events: Events(broadcast::Sender::new(EVENT_BUFFER)),
+        lease: watch::Sender::new(None),
         stop: CancellationToken::new(),
     });
     let link = UnixListener::from_std(sockets.link).map_err(WorkerError::io("serve the link"))?;
@@ -96,6 +103,7 @@ pub(crate) async fn serve(config: &Config, sockets: Sockets, interior: Interior)
         () = egress::serve(Arc::clone(&worker), outgoing) => {}
         () = names::serve(Arc::clone(&worker), questions) => {}
         () = worker.link(&link) => {}
+        () = worker.keep_lease() => {}
         _ = terminate.recv() => {}
         () = worker.stop.cancelled() => {}
     }
@@ -127,6 +135,27 @@ impl Worker {
             under_way.wait().await;
         }
         tracing::warn!("no node for {} s: ending", ORPHANED_AFTER.as_secs());
+    }
+
+    /// Holds the actor whenever the lease has run out: by then the control plane may have given it to another node, and
+    /// nobody may meet two of it. Lets it go when the lease is renewed.
+    async fn keep_lease(&self) {
+        let mut lease = self.lease.subscribe();
+        loop {
+            let until = *lease.borrow_and_update();
+            let left = until.map(|until| until.saturating_sub(ate_sys::since_boot()));
+            let over = left == Some(Duration::ZERO);
+            if let Some(tenant) = self.occupant() {
+                match over {
+                    true => tenant.hold(&self.events).await,
+                    false => tenant.let_go(&self.events).await,
+                }
+            }
+            tokio::select! {
+                changed = lease.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep(left.unwrap_or_default().max(LEASE_TICK)), if left.is_some() => {}
+            }
+        }
     }
 
     /// A command goes on when the link breaks.
@@ -188,6 +217,10 @@ impl Worker {
             Command::Recall { .. } => unreachable!("answered with descriptors"),
             Command::Release { op } => {
                 self.slot.lock().retained.remove(&op);
+                Ok(Answer::Done)
+            }
+            Command::Serve { until } => {
+                self.lease.send_replace(Some(until));
                 Ok(Answer::Done)
             }
             Command::Report => Ok(Answer::Report(Box::new(self.report()))),
@@ -358,7 +391,7 @@ impl Worker {
     }
 
     /// Follows the tenant for as long as it is here: freezes it when idle, notices its end.
-    fn look_after(self: &Arc<Self>, tenant: Arc<Tenant>, freeze_after: Option<std::time::Duration>) {
+    fn look_after(self: &Arc<Self>, tenant: Arc<Tenant>, freeze_after: Option<Duration>) {
         let worker = Arc::clone(self);
         tokio::spawn(async move {
             let freezing = async {

@@ -25,6 +25,8 @@ pub(crate) struct Tenant {
     frozen: AtomicBool,
     /// Set while the actor is being saved: newcomers are sent away rather than made to wait.
     leaving: AtomicBool,
+    /// Set while nobody may meet the actor.
+    held: AtomicBool,
     connections: AtomicUsize,
     idle_since: Mutex<Instant>,
     /// A connection has ended; the idle clock may be running.
@@ -70,6 +72,7 @@ impl Tenant {
             mode: tokio::sync::Mutex::new(Mode::Running),
             frozen: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
+            held: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
             idle_since: Mutex::new(Instant::now()),
             quiet: Notify::new(),
@@ -82,7 +85,7 @@ impl Tenant {
         // Counted before the mode is looked at: whoever freezes looks at the count after taking the mode.
         self.connections.fetch_add(1, Ordering::SeqCst);
         let visit = Visit { tenant: Arc::clone(self) };
-        if self.leaving.load(Ordering::SeqCst) {
+        if self.leaving.load(Ordering::SeqCst) || self.held.load(Ordering::SeqCst) {
             return Ok(None);
         }
         if !self.frozen.load(Ordering::SeqCst) {
@@ -92,6 +95,7 @@ impl Tenant {
         match *mode {
             Mode::Running => Ok(Some(visit)),
             Mode::Gone => Ok(None),
+            Mode::Frozen if self.held.load(Ordering::SeqCst) => Ok(None),
             Mode::Frozen => {
                 self.thaw(&mut mode, events).await?;
                 Ok(Some(visit))
@@ -120,8 +124,10 @@ impl Tenant {
                 continue;
             }
             let mut mode = self.mode.lock().await;
-            if *mode != Mode::Running {
-                return;
+            match *mode {
+                Mode::Running => {}
+                Mode::Frozen => continue,
+                Mode::Gone => return,
             }
             // Said before the last look at the count: a visitor that misses it is seen here, one that sees it waits for
             // the mode.
@@ -133,6 +139,44 @@ impl Tenant {
             *mode = Mode::Frozen;
             events.send(Event::Frozen(self.identity.clone()));
         }
+    }
+
+    /// Keeps the actor from everybody: connections end, and it stands still. One that cannot be stopped is ended. May be
+    /// said again and again, should a save that failed have set it going.
+    pub(crate) async fn hold(&self, events: &Events) {
+        self.held.store(true, Ordering::SeqCst);
+        self.connected.lock().cancel();
+        let mut mode = self.mode.lock().await;
+        if *mode != Mode::Running {
+            return;
+        }
+        tracing::warn!(actor = %self.identity.key, "held: the node has lost its lease");
+        self.frozen.store(true, Ordering::SeqCst);
+        if let Err(error) = self.sandbox.freeze().await {
+            tracing::warn!(error = chain(&error), "an actor that must not run cannot be stopped, and is ended");
+            let _ = self.sandbox.destroy().await;
+            return;
+        }
+        *mode = Mode::Frozen;
+        events.send(Event::Frozen(self.identity.clone()));
+    }
+
+    /// It may be met again, and goes on with whatever it was doing.
+    pub(crate) async fn let_go(&self, events: &Events) {
+        if !self.held.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut mode = self.mode.lock().await;
+        if *mode == Mode::Frozen
+            && let Err(error) = self.thaw(&mut mode, events).await
+        {
+            tracing::warn!(error = chain(&error), "an actor that was held cannot be thawed");
+            return;
+        }
+        *self.connected.lock() = CancellationToken::new();
+        *self.idle_since.lock() = Instant::now();
+        self.held.store(false, Ordering::SeqCst);
+        self.quiet.notify_one();
     }
 
     /// Stops the actor so that it can be saved. It comes back to life unless [`Leaving::gone`] is called. `if_idle`: not
@@ -224,7 +268,9 @@ impl Leaving<'_> {
         }
         // Thawed, or never frozen although it was said to be.
         self.tenant.frozen.store(false, Ordering::SeqCst);
-        *self.tenant.connected.lock() = CancellationToken::new();
+        if !self.tenant.held.load(Ordering::SeqCst) {
+            *self.tenant.connected.lock() = CancellationToken::new();
+        }
         self.tenant.leaving.store(false, Ordering::SeqCst);
         why
     }
@@ -335,6 +381,27 @@ mod tests {
         let leaving = tenant.leave(true, &events, &mut Phases::start()).await.expect("nobody is here");
         assert!(tenant.enter(&events).await.unwrap().is_none());
         leaving.gone(&mut Phases::start()).await;
+    }
+
+    #[tokio::test]
+    async fn nobody_meets_an_actor_that_is_held() {
+        let (tenant, events) = tenant();
+        let connected = tenant.connected();
+        let visit = tenant.enter(&events).await.unwrap();
+        tenant.hold(&events).await;
+        assert!(connected.is_cancelled() && tenant.hosted().frozen, "whoever was there is sent away");
+        assert!(tenant.enter(&events).await.unwrap().is_none());
+        // A save that fails sets it going, but not for others, and not for long.
+        let leaving = tenant.leave(false, &events, &mut Phases::start()).await.expect("it can be saved");
+        leaving.stay(&events, Refusal::Aborted).await;
+        assert!(tenant.enter(&events).await.unwrap().is_none() && tenant.connected().is_cancelled());
+        tenant.hold(&events).await;
+        assert!(tenant.hosted().frozen);
+
+        drop(visit);
+        tenant.let_go(&events).await;
+        assert!(!tenant.hosted().frozen, "it goes on by itself: not every actor waits for requests");
+        assert!(tenant.enter(&events).await.unwrap().is_some() && !tenant.connected().is_cancelled());
     }
 
     #[tokio::test]

@@ -267,7 +267,7 @@ pub mod assignment {
         /// On the router's own machine.
         #[prost(string, tag = "5")]
         UnixPath(::prost::alloc::string::String),
-        /// address:port, an IPv6 address in brackets.
+        /// The door of the worker's node, by TLS: address:port, an IPv6 address in brackets.
         #[prost(string, tag = "6")]
         TcpAddress(::prost::alloc::string::String),
     }
@@ -813,6 +813,77 @@ impl ::prost::Name for Info {
         "/ate.v1.Info".into()
     }
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RenewNodeRequest {
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
+    /// Drawn by the node when nothing runs on it that was started before, and kept over restarts.
+    #[prost(string, tag = "2")]
+    pub session: ::prost::alloc::string::String,
+    /// Where it takes orders: address:port.
+    #[prost(string, tag = "3")]
+    pub endpoint: ::prost::alloc::string::String,
+    /// It wants to go: its actors are suspended, its workers taken out of service.
+    #[prost(bool, tag = "4")]
+    pub leaving: bool,
+}
+impl ::prost::Name for RenewNodeRequest {
+    const NAME: &'static str = "RenewNodeRequest";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.RenewNodeRequest".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.RenewNodeRequest".into()
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RenewNodeResponse {
+    /// It was silent for too long and its actors are others' now: it ends all it runs and comes back with a new session. The
+    /// rest is empty then.
+    #[prost(bool, tag = "1")]
+    pub over: bool,
+    /// The workers that it should have.
+    #[prost(message, repeated, tag = "2")]
+    pub shares: ::prost::alloc::vec::Vec<PoolShare>,
+    /// Workers that nobody is in and that are to be ended.
+    #[prost(string, repeated, tag = "3")]
+    pub surplus: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+impl ::prost::Name for RenewNodeResponse {
+    const NAME: &'static str = "RenewNodeResponse";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.RenewNodeResponse".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.RenewNodeResponse".into()
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PoolShare {
+    #[prost(string, tag = "1")]
+    pub pool_namespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub pool_name: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub workers: u32,
+    /// What each worker may use; 0 for no limit.
+    #[prost(uint64, tag = "4")]
+    pub memory_limit: u64,
+    #[prost(uint64, tag = "5")]
+    pub cpu_limit_millis: u64,
+}
+impl ::prost::Name for PoolShare {
+    const NAME: &'static str = "PoolShare";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.PoolShare".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.PoolShare".into()
+    }
+}
 /// Generated client implementations.
 pub mod substrate_client {
     #![allow(
@@ -824,7 +895,7 @@ pub mod substrate_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// For the router (Activate, WatchAssignments), the command line and the console (the rest).
+    /// For the router (Activate, WatchAssignments), nodes (RenewNode), the command line and the console (the rest).
     ///
     /// Errors are gRPC statuses whose text names the object and the remedy.
     #[derive(Debug, Clone)]
@@ -1137,6 +1208,31 @@ pub mod substrate_client {
             req.extensions_mut().insert(GrpcMethod::new("ate.v1.Substrate", "Exec"));
             self.inner.streaming(req, path, codec).await
         }
+        /// A node says that it lives, and learns what is wanted of it. For nodes.
+        pub async fn renew_node(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RenewNodeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RenewNodeResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/ate.v1.Substrate/RenewNode",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("ate.v1.Substrate", "RenewNode"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Whom one is talking to.
         pub async fn get_info(
             &mut self,
@@ -1259,13 +1355,21 @@ pub mod substrate_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::ExecRequest>>,
         ) -> std::result::Result<tonic::Response<Self::ExecStream>, tonic::Status>;
+        /// A node says that it lives, and learns what is wanted of it. For nodes.
+        async fn renew_node(
+            &self,
+            request: tonic::Request<super::RenewNodeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RenewNodeResponse>,
+            tonic::Status,
+        >;
         /// Whom one is talking to.
         async fn get_info(
             &self,
             request: tonic::Request<super::GetInfoRequest>,
         ) -> std::result::Result<tonic::Response<super::Info>, tonic::Status>;
     }
-    /// For the router (Activate, WatchAssignments), the command line and the console (the rest).
+    /// For the router (Activate, WatchAssignments), nodes (RenewNode), the command line and the console (the rest).
     ///
     /// Errors are gRPC statuses whose text names the object and the remedy.
     #[derive(Debug)]
@@ -1797,6 +1901,51 @@ pub mod substrate_server {
                     };
                     Box::pin(fut)
                 }
+                "/ate.v1.Substrate/RenewNode" => {
+                    #[allow(non_camel_case_types)]
+                    struct RenewNodeSvc<T: Substrate>(pub Arc<T>);
+                    impl<
+                        T: Substrate,
+                    > tonic::server::UnaryService<super::RenewNodeRequest>
+                    for RenewNodeSvc<T> {
+                        type Response = super::RenewNodeResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RenewNodeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Substrate>::renew_node(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RenewNodeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 "/ate.v1.Substrate/GetInfo" => {
                     #[allow(non_camel_case_types)]
                     struct GetInfoSvc<T: Substrate>(pub Arc<T>);
@@ -1877,6 +2026,654 @@ pub mod substrate_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "ate.v1.Substrate";
     impl<T> tonic::server::NamedService for SubstrateServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Order {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub json: ::prost::bytes::Bytes,
+}
+impl ::prost::Name for Order {
+    const NAME: &'static str = "Order";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.Order".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.Order".into()
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Answer {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub json: ::prost::bytes::Bytes,
+}
+impl ::prost::Name for Answer {
+    const NAME: &'static str = "Answer";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.Answer".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.Answer".into()
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RunInput {
+    #[prost(oneof = "run_input::Input", tags = "1, 2")]
+    pub input: ::core::option::Option<run_input::Input>,
+}
+/// Nested message and enum types in `RunInput`.
+pub mod run_input {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Input {
+        #[prost(bytes, tag = "1")]
+        Order(::prost::bytes::Bytes),
+        #[prost(bytes, tag = "2")]
+        Stdin(::prost::bytes::Bytes),
+    }
+}
+impl ::prost::Name for RunInput {
+    const NAME: &'static str = "RunInput";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.RunInput".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.RunInput".into()
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RunOutput {
+    #[prost(oneof = "run_output::Output", tags = "1, 2, 3")]
+    pub output: ::core::option::Option<run_output::Output>,
+}
+/// Nested message and enum types in `RunOutput`.
+pub mod run_output {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Output {
+        #[prost(bytes, tag = "1")]
+        Stdout(::prost::bytes::Bytes),
+        #[prost(bytes, tag = "2")]
+        Stderr(::prost::bytes::Bytes),
+        /// How it ended; the last message.
+        #[prost(bytes, tag = "3")]
+        Ended(::prost::bytes::Bytes),
+    }
+}
+impl ::prost::Name for RunOutput {
+    const NAME: &'static str = "RunOutput";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.RunOutput".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.RunOutput".into()
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Line {
+    #[prost(string, tag = "1")]
+    pub json: ::prost::alloc::string::String,
+}
+impl ::prost::Name for Line {
+    const NAME: &'static str = "Line";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.Line".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.Line".into()
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListenRequest {}
+impl ::prost::Name for ListenRequest {
+    const NAME: &'static str = "ListenRequest";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.ListenRequest".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.ListenRequest".into()
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct News {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub json: ::prost::bytes::Bytes,
+}
+impl ::prost::Name for News {
+    const NAME: &'static str = "News";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.News".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.News".into()
+    }
+}
+/// Generated client implementations.
+pub mod node_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Served by nodes, for the control plane. A call that breaks off leaves open what became of it; every order can be repeated.
+    #[derive(Debug, Clone)]
+    pub struct NodeClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl NodeClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> NodeClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> NodeClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            NodeClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        pub async fn carry(
+            &mut self,
+            request: impl tonic::IntoRequest<super::Order>,
+        ) -> std::result::Result<tonic::Response<super::Answer>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/ate.v1.Node/Carry");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("ate.v1.Node", "Carry"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Runs a command inside an actor. The first message is the order, the others are what the command reads.
+        pub async fn run(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::RunInput>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::RunOutput>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/ate.v1.Node/Run");
+            let mut req = request.into_streaming_request();
+            req.extensions_mut().insert(GrpcMethod::new("ate.v1.Node", "Run"));
+            self.inner.streaming(req, path, codec).await
+        }
+        /// An actor's log, line by line.
+        pub async fn read(
+            &mut self,
+            request: impl tonic::IntoRequest<super::Order>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::Line>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/ate.v1.Node/Read");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("ate.v1.Node", "Read"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// What happens on the node from now on.
+        pub async fn listen(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListenRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::News>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/ate.v1.Node/Listen");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("ate.v1.Node", "Listen"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod node_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with NodeServer.
+    #[async_trait]
+    pub trait Node: std::marker::Send + std::marker::Sync + 'static {
+        async fn carry(
+            &self,
+            request: tonic::Request<super::Order>,
+        ) -> std::result::Result<tonic::Response<super::Answer>, tonic::Status>;
+        /// Server streaming response type for the Run method.
+        type RunStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::RunOutput, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Runs a command inside an actor. The first message is the order, the others are what the command reads.
+        async fn run(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::RunInput>>,
+        ) -> std::result::Result<tonic::Response<Self::RunStream>, tonic::Status>;
+        /// Server streaming response type for the Read method.
+        type ReadStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::Line, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// An actor's log, line by line.
+        async fn read(
+            &self,
+            request: tonic::Request<super::Order>,
+        ) -> std::result::Result<tonic::Response<Self::ReadStream>, tonic::Status>;
+        /// Server streaming response type for the Listen method.
+        type ListenStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::News, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// What happens on the node from now on.
+        async fn listen(
+            &self,
+            request: tonic::Request<super::ListenRequest>,
+        ) -> std::result::Result<tonic::Response<Self::ListenStream>, tonic::Status>;
+    }
+    /// Served by nodes, for the control plane. A call that breaks off leaves open what became of it; every order can be repeated.
+    #[derive(Debug)]
+    pub struct NodeServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> NodeServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for NodeServer<T>
+    where
+        T: Node,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/ate.v1.Node/Carry" => {
+                    #[allow(non_camel_case_types)]
+                    struct CarrySvc<T: Node>(pub Arc<T>);
+                    impl<T: Node> tonic::server::UnaryService<super::Order>
+                    for CarrySvc<T> {
+                        type Response = super::Answer;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::Order>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Node>::carry(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CarrySvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/ate.v1.Node/Run" => {
+                    #[allow(non_camel_case_types)]
+                    struct RunSvc<T: Node>(pub Arc<T>);
+                    impl<T: Node> tonic::server::StreamingService<super::RunInput>
+                    for RunSvc<T> {
+                        type Response = super::RunOutput;
+                        type ResponseStream = T::RunStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<tonic::Streaming<super::RunInput>>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Node>::run(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RunSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/ate.v1.Node/Read" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadSvc<T: Node>(pub Arc<T>);
+                    impl<T: Node> tonic::server::ServerStreamingService<super::Order>
+                    for ReadSvc<T> {
+                        type Response = super::Line;
+                        type ResponseStream = T::ReadStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::Order>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Node>::read(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/ate.v1.Node/Listen" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListenSvc<T: Node>(pub Arc<T>);
+                    impl<
+                        T: Node,
+                    > tonic::server::ServerStreamingService<super::ListenRequest>
+                    for ListenSvc<T> {
+                        type Response = super::News;
+                        type ResponseStream = T::ListenStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListenRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Node>::listen(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListenSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for NodeServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "ate.v1.Node";
+    impl<T> tonic::server::NamedService for NodeServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

@@ -1,26 +1,24 @@
 //! `ate dev`: every role in one process, workers beside it, all state in one directory.
 
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use ate_blob::{Backend, Blobs, Provider, Settings};
+use anyhow::bail;
 use ate_control::Control;
 use ate_identity::{ClientCertificates, Identity, Role};
 use ate_name::{NodeName, WorkerUid};
 use ate_node::{LocalNode, Node, Pool};
 use ate_store::FeedLimits;
 use ate_store_embedded::EmbeddedStore;
-use ate_sys::SocketPath;
-use tokio::net::{TcpListener, UnixListener};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::local::{InProcess, InstanceKeys, ThisWorld, feed};
+use crate::machine::{
+    self, NodeResources, Storage, any_ended, api_socket, asked_to_end, check_host, host_name, listen, make_directory,
+};
 use crate::runtime;
 
 /// An unused connection to an actor is soon closed: an open one counts as use, and keeps the actor from being frozen.
@@ -51,36 +49,10 @@ pub(crate) struct DevArgs {
     runtime: Option<PathBuf>,
     /// Where snapshots are durable: `disk` (of this machine, in the data directory), a directory (of another disk), or
     /// `s3`, `gs`, `azure` with endpoint and credentials from the environment as their own tools read them
-    #[arg(long, default_value = "disk", value_name = "WHERE", value_parser = storage)]
+    #[arg(long, default_value = "disk", value_name = "WHERE", value_parser = machine::storage)]
     storage: Storage,
-    /// Credentials for image registries, in docker's format [default: ~/.docker/config.json if it is there]
-    #[arg(long, value_name = "FILE")]
-    registry_config: Option<PathBuf>,
-    /// How much disk unpacked images may take; those in use always stay
-    #[arg(long, default_value = "20", value_name = "GIB")]
-    image_budget: u64,
-    /// How much disk sandbox runtimes may take; those in use always stay
-    #[arg(long, default_value = "4", value_name = "GIB")]
-    asset_budget: u64,
-}
-
-#[derive(Clone, Debug)]
-enum Storage {
-    /// The node's own disk is all there is.
-    Disk,
-    Beyond(Backend),
-}
-
-fn storage(text: &str) -> Result<Storage, String> {
-    let cloud = |provider| Storage::Beyond(Backend::Cloud(provider, Settings::from_environment(provider)));
-    match text {
-        "disk" => Ok(Storage::Disk),
-        "s3" => Ok(cloud(Provider::S3)),
-        "gs" => Ok(cloud(Provider::Gcs)),
-        "azure" => Ok(cloud(Provider::Azure)),
-        path if path.contains('/') => Ok(Storage::Beyond(Backend::Directory(path.into()))),
-        _ => Err("say disk, s3, gs, azure, or a directory as a path with a slash in it".to_owned()),
-    }
+    #[command(flatten)]
+    resources: NodeResources,
 }
 
 /// Everything that runs, in the order in which it is stopped.
@@ -95,17 +67,10 @@ struct Machine {
 
 pub(crate) async fn run(args: DevArgs, data: &Path) -> anyhow::Result<()> {
     let mut machine = Machine::start(&args, data).await?;
-    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let ended = tokio::select! {
-        _ = interrupt.recv() => Ok(()),
-        _ = terminate.recv() => Ok(()),
+        asked = asked_to_end() => asked,
         () = machine.store.stopped() => Err(anyhow::anyhow!("the store has stopped: see the log; nothing that was acknowledged is lost")),
-        // None of them ends by itself: whichever does takes the rest with it.
-        ended = machine.serving.join_next() => match ended {
-            Some(Ok(Err(error))) => Err(error),
-            Some(Err(panic)) => Err(panic.into()),
-            _ => Err(anyhow::anyhow!("a server ended without being told to")),
-        },
+        error = any_ended(&mut machine.serving) => Err(error),
     };
     machine.stop().await?;
     ended
@@ -128,22 +93,9 @@ impl Machine {
         let (actors_at, api_at) = (actors.local_addr()?, api.local_addr()?);
         let identity = Identity::open(&directory.join("identity"))?;
         let store = Arc::new(EmbeddedStore::open(&directory.join("store"), FeedLimits::default())?);
-        let name = NodeName::new(rustix::system::uname().nodename().to_string_lossy());
-        let (node, events) = Node::open(ate_node::Config {
-            name: name.clone(),
-            directory: directory.join("node"),
-            worker_program: std::env::current_exe()?,
-            build: crate::BUILD.to_owned(),
-            instance_key: identity.instance_key(),
-            activations_at_once: std::thread::available_parallelism()?.get(),
-            storage: match &args.storage {
-                Storage::Disk => None,
-                Storage::Beyond(backend) => Some(Blobs::open(backend.clone()).await?),
-            },
-            image_budget: args.image_budget.saturating_mul(1 << 30),
-            asset_budget: args.asset_budget.saturating_mul(1 << 30),
-            registry_config: args.registry_config.clone().or_else(docker_config),
-        })?;
+        let name = NodeName::new(host_name());
+        let node_directory = directory.join("node");
+        let (node, events) = args.resources.node(name.clone(), node_directory, &identity, &args.storage, None).await?;
         let nodes = Arc::new(LocalNode(Arc::clone(&node)));
         let keys = Arc::new(InstanceKeys(identity.instance_key()));
         let control =
@@ -152,16 +104,15 @@ impl Machine {
         node.adopt().await;
         control.reconcile(&name).await?;
         for config in configs {
-            ship(&control, config).await?;
+            runtime::ship(&control, config).await?;
         }
 
         let shutdown = CancellationToken::new();
         let mut serving = tokio::task::JoinSet::new();
         let (updates, updated) = mpsc::channel(64);
-        let router =
-            ate_router::RouterConfig { worker_idle_timeout: WORKER_IDLE, shutdown_grace: GRACE, ..Default::default() };
         let activator = Arc::new(InProcess(Arc::clone(&control)));
-        let routing = ate_router::serve(vec![actors], router, activator, updated, Arc::default(), shutdown.clone());
+        let routing =
+            ate_router::serve(vec![actors], router_config(), activator, updated, Arc::default(), shutdown.clone());
         serving.spawn(async move {
             routing.await;
             Ok(())
@@ -176,7 +127,8 @@ impl Machine {
             instance: identity.authority().instance().to_string(),
             router_url: format!("http://localhost:{}", actors_at.port()),
         };
-        let listeners = ate_apiserver::Listeners { unix: api_socket(&directory)?, tls: Some(secured) };
+        let listeners =
+            ate_apiserver::Listeners { unix: api_socket(&directory.join(ate_cli::SOCKET))?, tls: Some(secured) };
         let api = ate_apiserver::serve(Arc::clone(&control), nodes, info, listeners, shutdown.clone());
         serving.spawn(async move { Ok(api.await?) });
 
@@ -231,67 +183,13 @@ impl Machine {
     }
 }
 
-fn docker_config() -> Option<PathBuf> {
-    let file = PathBuf::from(std::env::var_os("HOME")?).join(".docker/config.json");
-    file.is_file().then_some(file)
+pub(crate) fn router_config() -> ate_router::RouterConfig {
+    ate_router::RouterConfig { worker_idle_timeout: WORKER_IDLE, shutdown_grace: GRACE, ..Default::default() }
 }
 
-/// What this machine must have, each with what to do about it.
-fn check_host() -> anyhow::Result<()> {
-    if !rustix::process::geteuid().is_root() {
-        bail!("`ate dev` makes namespaces, control groups and mounts, and so must run as root\n  try: sudo ate dev");
-    }
-    for (tool, package) in [("ip", "iproute2"), ("nft", "nftables")] {
-        let paths = std::env::var_os("PATH").unwrap_or_default();
-        if !std::env::split_paths(&paths).any(|directory| directory.join(tool).is_file()) {
-            bail!("`{tool}` is not installed: workers set up their networks with it\n  try: apt-get install {package}");
-        }
-    }
-    Ok(())
-}
-
-fn make_directory(path: &Path) -> anyhow::Result<PathBuf> {
-    std::fs::create_dir_all(path).with_context(|| format!("cannot make the data directory {}", path.display()))?;
-    let path = path.canonicalize()?;
-    // Snapshots, keys and sockets: nobody else's business.
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700))?;
-    Ok(path)
-}
-
-async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot listen on {address}: choose another address with {flag}"))
-}
-
-fn api_socket(directory: &Path) -> anyhow::Result<UnixListener> {
-    let path = directory.join(ate_cli::SOCKET);
-    // The store's lock says that no other server lives here, so a socket that is here is a leftover.
-    let _ = std::fs::remove_file(&path);
-    let socket = SocketPath::of(&path)
-        .and_then(|short| UnixListener::bind(short.path()))
-        .with_context(|| format!("cannot listen on {}", path.display()))?;
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(socket)
-}
-
-/// Keeps a config that comes with this build up to date, unless somebody has put one of their own in its place.
-async fn ship(control: &Control, config: ate_object::SandboxConfig) -> anyhow::Result<()> {
-    let configs = control.configs();
-    let ours = |config: &ate_object::SandboxConfig| config.metadata.annotations.contains_key(runtime::SHIPPED);
-    let chosen = configs.iter().any(|other| {
-        let rivals = config.spec.default && other.spec.default && other.spec.sandbox_class == config.spec.sandbox_class;
-        (rivals || other.metadata.name == config.metadata.name) && !ours(other)
-    });
-    if !chosen {
-        control.apply(vec![ate_object::Object::SandboxConfig(config)]).await?;
-    }
-    Ok(())
-}
-
-fn pool_of(share: &ate_control::Share) -> Pool {
+fn pool_of(share: ate_control::Share) -> Pool {
     Pool {
-        key: share.pool.clone(),
+        key: share.pool,
         workers: share.workers,
         memory_limit: share.memory_limit,
         cpu_limit_millis: share.cpu_limit_millis,
@@ -303,11 +201,11 @@ async fn keep_pools(control: Arc<Control>, node: Arc<Node>) {
     let mut changes = control.catalog_changes();
     loop {
         let shares = control.shares(node.name());
-        node.set_pools(shares.iter().map(pool_of).collect());
         match control.surplus(node.name(), &shares).await {
             Ok(surplus) => node.retire(surplus),
             Err(error) => tracing::warn!(%error, "workers that are not needed stay"),
         }
+        node.set_pools(shares.into_iter().map(pool_of).collect());
         // A worker that was being started while its pool shrank is seen the next time.
         let _ = tokio::time::timeout(SURPLUS_EVERY, changes.changed()).await;
     }

@@ -30,17 +30,11 @@ const LEAST_MEMORY: u64 = 512 << 20;
 /// What a limit of namespaces is set to that was 0.
 const NAMESPACES: u64 = 65_536;
 
-#[derive(Debug, clap::Subcommand)]
-pub(crate) enum NodeVerb {
-    /// Tell what this machine lacks, what each lack costs, and what to do about it
-    #[command(after_help = "Examples:
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
   ate node doctor            exits with 1 if something is missing that is needed
   ate node doctor --fix      sets what can be set at run time; a reboot forgets it
   ate node doctor -o json")]
-    Doctor(DoctorArgs),
-}
-
-#[derive(Debug, clap::Args)]
 pub(crate) struct DoctorArgs {
     /// Set what can be set at run time, until the next reboot
     #[arg(long)]

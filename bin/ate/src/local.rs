@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ate_control::{Assigned, AssignmentUpdate, Code, Control, Keys, World};
 use ate_name::{ActorKey, ActorUid, Generation};
+use ate_orders::Ingress;
 use ate_router::{ActivateError, Activator, Assignment, Endpoint, Port, Protocol, Update};
 use ate_snapshot::{DataKey, InstanceKey};
 use base64::Engine as _;
@@ -85,7 +86,10 @@ fn assignment(assigned: Assigned) -> Assignment {
         key: assigned.key,
         uid: assigned.uid,
         generation: assigned.generation,
-        endpoint: Endpoint::Unix(assigned.ingress),
+        endpoint: match assigned.ingress {
+            Ingress::Socket(path) => Endpoint::Unix(path),
+            Ingress::Door(address) => Endpoint::Tcp(address),
+        },
         ports: assigned
             .ports
             .iter()

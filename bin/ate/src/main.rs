@@ -1,9 +1,14 @@
 //! One binary, every role.
 
+mod api;
 mod dev;
 mod doctor;
 mod image;
 mod local;
+mod machine;
+mod node;
+mod peers;
+mod router;
 mod runtime;
 mod version;
 
@@ -40,9 +45,13 @@ enum Verb {
     /// Make images without a builder and without a registry
     #[command(subcommand)]
     Image(image::ImageVerb),
-    /// Commands of whoever looks after a machine
+    /// Run a replica of the control plane
+    Api(api::ApiServerArgs),
+    /// Run the node of this machine, or look after it
     #[command(subcommand)]
-    Node(doctor::NodeVerb),
+    Node(NodeVerb),
+    /// Run a router: HTTP to actors' names in, to their nodes out
+    Router(router::RouterArgs),
     /// Tell what this binary was built from, and which sandbox runtimes it knows
     #[command(after_help = "Examples:\n  ate version\n  ate version -o json")]
     Version,
@@ -52,6 +61,14 @@ enum Verb {
     /// One sandbox slot; started by the node
     #[command(hide = true)]
     Worker(WorkerArgs),
+}
+
+#[derive(Debug, Subcommand)]
+enum NodeVerb {
+    /// Run the node: take orders, run workers
+    Run(Box<node::NodeArgs>),
+    /// Tell what this machine lacks, what each lack costs, and what to do about it
+    Doctor(doctor::DoctorArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -80,7 +97,12 @@ fn main() -> ExitCode {
         Verb::Dev(args) => runtime().and_then(|runtime| runtime.block_on(dev::run(args, &global.data_dir))),
         Verb::Image(verb) => image::run(verb),
         Verb::Version => version::run(&global),
-        Verb::Node(doctor::NodeVerb::Doctor(args)) => match doctor::run(&args, &global) {
+        Verb::Api(args) => runtime().and_then(|runtime| runtime.block_on(api::run(args, &global.data_dir))),
+        Verb::Router(args) => runtime().and_then(|runtime| runtime.block_on(router::run(args, &global.data_dir))),
+        Verb::Node(NodeVerb::Run(args)) => {
+            runtime().and_then(|runtime| runtime.block_on(node::run(*args, &global.data_dir)))
+        }
+        Verb::Node(NodeVerb::Doctor(args)) => match doctor::run(&args, &global) {
             // It has been told line by line.
             Ok(false) => return ExitCode::FAILURE,
             told => told.map(drop),

@@ -124,3 +124,17 @@ fn architecture() -> &'static str {
         other => other,
     }
 }
+
+/// Keeps a config that comes with this build up to date, unless somebody has put one of their own in its place.
+pub(crate) async fn ship(control: &ate_control::Control, config: ate_object::SandboxConfig) -> anyhow::Result<()> {
+    let configs = control.configs();
+    let ours = |config: &ate_object::SandboxConfig| config.metadata.annotations.contains_key(SHIPPED);
+    let chosen = configs.iter().any(|other| {
+        let rivals = config.spec.default && other.spec.default && other.spec.sandbox_class == config.spec.sandbox_class;
+        (rivals || other.metadata.name == config.metadata.name) && !ours(other)
+    });
+    if !chosen {
+        control.apply(vec![ate_object::Object::SandboxConfig(config)]).await?;
+    }
+    Ok(())
+}

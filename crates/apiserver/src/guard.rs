@@ -55,7 +55,7 @@ impl<S, I, O> Service<Request<I>> for Guard<S>
 where
     S: Service<Request<I>, Response = Response<O>>,
     S::Future: Send + 'static,
-    S::Error: Send,
+    S::Error: Send + 'static,
     O: Default + Send + 'static,
 {
     type Response = Response<O>;
@@ -72,7 +72,8 @@ where
         if let (Some(permission), Some(role)) = (permission, self.role(&request))
             && !opens(permission, role.as_ref().ok().copied())
         {
-            let caller = role.map_or_else(|why| format!("the caller is not ({why})"), |role| format!("the caller is {role}"));
+            let caller =
+                role.map_or_else(|why| format!("the caller is not ({why})"), |role| format!("the caller is {role}"));
             let refused = Status::permission_denied(format!("{call} is for parts of the instance, and {caller}"));
             return Box::pin(std::future::ready(Ok(refused.into_http())));
         }

@@ -30,20 +30,15 @@ pub struct Share {
 impl Control {
     /// The workers that a node should have: an equal part of every pool, the first nodes by name one more.
     pub fn shares(&self, node: &NodeName) -> Vec<Share> {
-        let mut nodes: BTreeSet<NodeName> = self
-            .registered_nodes()
-            .into_iter()
-            .filter(|(_, record)| !record.leaving)
-            .map(|(name, _)| name)
-            .collect();
+        let mut nodes: BTreeSet<NodeName> =
+            self.registered_nodes().into_iter().filter(|(_, record)| !record.leaving).map(|(name, _)| name).collect();
         // One that never registers is the only one.
         if nodes.is_empty() && self.known_nodes.last(node).is_none() {
             nodes.insert(node.clone());
         }
         let place = nodes.iter().position(|name| name == node);
-        let part = |wanted: usize| {
-            place.map_or(0, |place| wanted / nodes.len() + usize::from(place < wanted % nodes.len()))
-        };
+        let part =
+            |wanted: usize| place.map_or(0, |place| wanted / nodes.len() + usize::from(place < wanted % nodes.len()));
         let share = |pool: &Arc<ate_object::WorkerPool>| Share {
             pool: pool.metadata.key(),
             workers: part(pool.spec.replicas as usize),
@@ -55,11 +50,7 @@ impl Control {
 
     /// Takes workers out of service that are more than the node's shares, those first that disturb nobody, and begins to
     /// empty them. Returns those that can be ended: nobody is in them, and nobody will be.
-    pub async fn surplus(
-        self: &Arc<Self>,
-        node: &NodeName,
-        shares: &[Share],
-    ) -> Result<Vec<WorkerUid>, ControlError> {
+    pub async fn surplus(self: &Arc<Self>, node: &NodeName, shares: &[Share]) -> Result<Vec<WorkerUid>, ControlError> {
         for worker in self.beyond(node, shares) {
             self.mark_draining(worker).await?;
         }

@@ -45,8 +45,8 @@ use parking_lot::Mutex;
 pub use actors::{ActorChange, Changed, MAX_PAGE, Versioned, status_name, usable};
 pub use assignments::{Assigned, AssignmentUpdate};
 pub use catalog::{Applied, Template, TemplatePhase, TemplateStatus};
-pub use error::{Code, ControlError};
 pub use drain::Share;
+pub use error::{Code, ControlError};
 pub use nodes::{Registration, Renewal};
 pub use records::{Assignee, HistoryEntry, NodeRecord, WorkerRecord};
 pub use replicas::Replicas;
@@ -91,7 +91,8 @@ impl Default for Settings {
             golden_warm_up: Duration::from_secs(20),
             sweep: Duration::from_secs(1),
             reconcile: Duration::from_secs(10),
-            node_lease: Duration::from_secs(15),
+            // The rest is for a clock that runs slow, and for actors that take a moment to be held.
+            node_lease: ate_orders::NODE_SERVES_FOR * 3 / 2,
             node_grace: Duration::from_secs(60),
             replicas: Replicas::Alone,
         }

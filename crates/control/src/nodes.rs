@@ -36,11 +36,7 @@ pub enum Renewal {
 
 impl Control {
     /// A node says that it lives. The first time of a session registers it.
-    pub async fn renew_node(
-        &self,
-        node: &NodeName,
-        registration: Registration<'_>,
-    ) -> Result<Renewal, ControlError> {
+    pub async fn renew_node(&self, node: &NodeName, registration: Registration<'_>) -> Result<Renewal, ControlError> {
         let Registration { session, endpoint, leaving } = registration;
         loop {
             let known = self.store.get(&node_key(node)).await?.map(Read::<NodeRecord>::decode).transpose()?;

@@ -10,6 +10,7 @@
 //! It decides nothing: what it finds after a crash it reports, and the control plane says what becomes of it.
 
 mod boxes;
+mod door;
 mod egress;
 mod host;
 mod logs;
@@ -17,6 +18,7 @@ mod memory;
 mod names;
 mod orders;
 mod runtime;
+mod session;
 mod snapshots;
 mod tier;
 mod volume;
@@ -32,6 +34,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 pub use orders::LocalNode;
+pub use session::{Registry, Renewed};
 pub use snapshots::SnapshotError;
 pub use volume::{VolumeError, durable_directory};
 
@@ -55,6 +58,8 @@ pub struct Config {
     /// Bytes that images may take together, and runtimes; what is in use is never evicted.
     pub image_budget: u64,
     pub asset_budget: u64,
+    /// Where routers on other machines find its workers; `None`: they are all on this one.
+    pub door: Option<std::net::SocketAddr>,
     /// A docker config with credentials for registries.
     pub registry_config: Option<PathBuf>,
 }
@@ -107,6 +112,9 @@ pub struct Node {
     /// Images that workers have given up and that are not stored yet.
     captured: Mutex<HashMap<ate_name::OpId, orders::InHand>>,
     pools: tokio::sync::watch::Sender<Vec<Pool>>,
+    /// Until when its actors may meet others; `None`: always. See [`Node::keep_registered`].
+    lease: Mutex<Option<std::time::Duration>>,
+    leaving: tokio::sync::watch::Sender<bool>,
     /// A worker is gone that should be there.
     missing: tokio::sync::Notify,
     turns: tokio::sync::Semaphore,
@@ -141,6 +149,8 @@ impl Node {
             capturing: Mutex::default(),
             captured: Mutex::default(),
             pools: tokio::sync::watch::Sender::new(Vec::new()),
+            lease: Mutex::default(),
+            leaving: tokio::sync::watch::Sender::new(false),
             missing: tokio::sync::Notify::new(),
             turns: tokio::sync::Semaphore::new(config.activations_at_once),
             events,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_name::{ActorUid, Generation, ObjectKey, OpId, TemplateUid, WorkerUid};
-use ate_orders::{Hosted, Identity, NodeEvent, WorkerReport, Workload};
+use ate_orders::{Hosted, Identity, Ingress, NodeEvent, WorkerReport, Workload};
 use ate_sys::{Cgroup, Limits, SocketPath};
 use ate_worker::WorkerLink;
 use ate_worker::link::{self, Answer, BoxKind};
@@ -61,6 +61,7 @@ pub(crate) struct Memo {
 pub(crate) struct Handle {
     pub(crate) birth: Birth,
     pub(crate) directory: PathBuf,
+    door: Option<std::net::SocketAddr>,
     pub(crate) link: WorkerLink,
     /// Held while a box is made: two at once would be one too many.
     pub(crate) preparing: tokio::sync::Mutex<()>,
@@ -78,6 +79,7 @@ struct HandleState {
     memory_bytes: u64,
     /// Since when it has not answered.
     deaf_since: Option<std::time::Instant>,
+    retiring: bool,
 }
 
 impl Handle {
@@ -136,7 +138,7 @@ impl Handle {
         state.tenant.as_ref().is_some_and(|(_, _, workload)| ate_worker::may_ask(&workload.egress))
     }
 
-    fn ingress(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.directory.join("link").join(ate_worker::INGRESS_SOCKET)
     }
 
@@ -180,7 +182,7 @@ impl Handle {
             worker: self.birth.uid,
             pool: self.birth.pool.clone(),
             pod: self.birth.pod.clone(),
-            ingress: self.ingress(),
+            ingress: self.door.map_or_else(|| Ingress::Socket(self.socket()), Ingress::Door),
             hosted,
             warm: warm.into_iter().collect(),
         }
@@ -233,6 +235,7 @@ impl Node {
         let handle = Arc::new(Handle {
             birth: birth.clone(),
             directory: directory.to_owned(),
+            door: self.config.door,
             link,
             preparing: tokio::sync::Mutex::default(),
             state: Mutex::default(),
@@ -252,6 +255,7 @@ impl Node {
             .and_then(|egress| tokio::net::UnixListener::bind(egress.path()))
             .map_err(NodeError::io("listen for a worker's connections"))?;
         self.workers.lock().insert(birth.uid, Arc::clone(&handle));
+        self.tell_lease(&handle).await;
         let (node, followed) = (Arc::clone(self), Arc::clone(&handle));
         self.tasks.spawn(async move {
             tokio::select! {
@@ -324,7 +328,11 @@ impl Node {
                 self.workers.lock().values().filter(here).map(|handle| handle.birth.pod.clone()).collect();
             let mut index = 0;
             while have.len() < pool.workers as usize {
-                let pod = format!("{}-{index}", pool.key.name);
+                // Where there are other nodes, names must not meet.
+                let pod = match self.config.door {
+                    Some(_) => format!("{}-{}-{index}", pool.key.name, self.config.name),
+                    None => format!("{}-{index}", pool.key.name),
+                };
                 index += 1;
                 if have.insert(pod.clone()) {
                     self.start(pool, &pod).await?;
@@ -410,11 +418,21 @@ impl Node {
         let _ = std::fs::remove_dir_all(directory);
     }
 
-    /// Ends a worker that nobody needs any more; the control plane has seen to it that nobody is in it.
-    pub async fn end_worker(self: &Arc<Self>, worker: WorkerUid) {
-        let Some(handle) = self.workers.lock().get(&worker).cloned() else { return };
+    /// Ends workers that nobody needs any more; the control plane has seen to it that nobody is in them. Those that are
+    /// named again are ended once.
+    pub fn retire(self: &Arc<Self>, workers: Vec<WorkerUid>) {
+        for worker in workers {
+            let handle = self.workers.lock().get(&worker).cloned();
+            if let Some(handle) = handle.filter(|handle| !std::mem::replace(&mut handle.state.lock().retiring, true)) {
+                let node = Arc::clone(self);
+                self.tasks.spawn(async move { node.end_worker(&handle).await });
+            }
+        }
+    }
+
+    async fn end_worker(&self, handle: &Arc<Handle>) {
         // It is the second pair of hands on what is not stored yet.
-        while self.holds(&handle) && !self.stopping.is_cancelled() {
+        while self.holds(handle) && !self.stopping.is_cancelled() {
             tokio::time::sleep(REPORT_EVERY).await;
         }
         // Its link ends with it, and the rest follows from that.
@@ -459,6 +477,21 @@ impl Node {
 
     pub fn workers(&self) -> Vec<WorkerUid> {
         self.workers.lock().keys().copied().collect()
+    }
+
+    /// Ends every worker and whatever is in it, saving nothing, and waits until all of that is gone.
+    pub(crate) async fn end_all(&self) {
+        loop {
+            let handles = self.handles();
+            if handles.is_empty() {
+                return;
+            }
+            for handle in handles {
+                // Its link ends with it, and the rest follows from that.
+                kill(&handle.birth);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     /// Ends every worker but those named, and removes what is left of them. The others wait for the next node.

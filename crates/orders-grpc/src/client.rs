@@ -50,10 +50,7 @@ impl RemoteNodes {
     }
 
     /// What happens on a node from now on, until it cannot be heard any more.
-    pub async fn listen(
-        &self,
-        node: &NodeName,
-    ) -> Result<impl Stream<Item = NodeEvent> + Send + use<>, NodeError> {
+    pub async fn listen(&self, node: &NodeName) -> Result<impl Stream<Item = NodeEvent> + Send + use<>, NodeError> {
         let news = self.client(node)?.listen(ListenRequest {}).await.map_err(unreachable)?.into_inner();
         Ok(news.filter_map(|news| std::future::ready(news.ok().and_then(|news| decode(&news.json).ok()))))
     }

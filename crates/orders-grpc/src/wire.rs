@@ -1,9 +1,7 @@
 //! What goes over the wire, as JSON.
 
 use ate_name::{ActorUid, Generation, OpId, WorkerUid};
-use ate_orders::{
-    Activate, Activated, Capture, Captured, LogsOrder, NodeError, NodeReport, SnapshotOrder, Stored,
-};
+use ate_orders::{Activate, Activated, Capture, Captured, LogsOrder, NodeError, NodeReport, SnapshotOrder, Stored};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tonic::Status;

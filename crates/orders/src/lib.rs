@@ -8,10 +8,15 @@ mod node;
 mod workload;
 
 pub use node::{
-    Activate, Activated, Capture, Captured, ExecOrder, Exit, Hosted, Identity, Ingress, LogsOrder, NodeError, NodeEvent,
-    NodeReport, Nodes, Output, Phase, Runtime, RuntimeAsset, SnapshotAt, SnapshotOrder, Source, Stored, WorkerReport,
+    Activate, Activated, Capture, Captured, ExecOrder, Exit, Hosted, Identity, Ingress, LogsOrder, NodeError,
+    NodeEvent, NodeReport, Nodes, Output, Phase, Runtime, RuntimeAsset, SnapshotAt, SnapshotOrder, Source, Stored,
+    WorkerReport,
 };
 pub use workload::{Container, EgressRule, Port, PortProtocol, Readyz, Workload};
+
+/// A node serves for so long after it asked to have its lease renewed, and then holds its actors. The control plane waits
+/// longer before it gives them to others.
+pub const NODE_SERVES_FOR: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// An error and what is behind it, on one line: it ends up in an answer, or in an actor's history.
 pub fn chain(error: &dyn std::error::Error) -> String {

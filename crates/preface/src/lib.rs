@@ -28,6 +28,9 @@ use tokio::time::{Instant, timeout_at};
 /// Bytes of an encoded preface.
 pub const PREFACE_LEN: usize = 32;
 
+/// What a router and the door of a node agree on when they meet by TLS: prefaces, and not orders.
+pub const ALPN: &[u8] = b"ate-preface/1";
+
 const MAGIC: [u8; 5] = *b"ATE\r\n";
 const VERSION: u8 = 1;
 

@@ -23,6 +23,7 @@ pub struct Assignment {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     Unix(PathBuf),
+    /// The door of its node.
     Tcp(SocketAddr),
 }
 

@@ -1,3 +1,4 @@
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Limits of a router. Each default says what it protects; what happens at the limit stands with the field.
@@ -25,6 +26,8 @@ pub struct RouterConfig {
     pub max_idle_connections: usize,
     /// How long an unused connection to an actor is kept.
     pub worker_idle_timeout: Duration,
+    /// How workers are met at the doors of their nodes; without it connections there are plain, as workloads of tests are.
+    pub door: Option<Arc<rustls::ClientConfig>>,
     /// How long requests and tunnels in flight may take to end after shutdown began. Then they are cut.
     pub shutdown_grace: Duration,
 }
@@ -43,6 +46,7 @@ impl Default for RouterConfig {
             max_connections_per_actor: 1_024,
             max_idle_connections: 4_096,
             worker_idle_timeout: Duration::from_secs(60),
+            door: None,
             shutdown_grace: Duration::from_secs(30),
         }
     }

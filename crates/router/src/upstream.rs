@@ -25,6 +25,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, timeout_at};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_util::task::TaskTracker;
 
 use crate::assignment::{Assignment, Endpoint, Port, Protocol};
@@ -237,6 +239,11 @@ impl Route {
                 Endpoint::Tcp(address) => {
                     let stream = TcpStream::connect(address).await?;
                     prepare(&stream)?;
+                    let Some(door) = &self.pool.config.door else {
+                        return self.open(stream, preface, protocol, permit, lane).await;
+                    };
+                    let name = ServerName::from(address.ip());
+                    let stream = TlsConnector::from(Arc::clone(door)).connect(name, stream).await?;
                     self.open(stream, preface, protocol, permit, lane).await
                 }
             }

@@ -3,12 +3,16 @@
 //! Everything a test makes lives in one temporary directory and under one process; both are gone when the test ends, also
 //! when it fails. What a failed test leaves for the reader is printed.
 
+mod client;
+mod cluster;
 mod counter;
 mod leaks;
 mod machine;
 mod namespace;
 
+pub use client::{Client, pool};
+pub use cluster::Cluster;
 pub use counter::{Reply, counter_image, shell_image};
 pub use leaks::{HostWide, Leaks};
-pub use machine::{Machine, Said, Setting, pool};
+pub use machine::{Machine, Said, Setting};
 pub use namespace::Namespace;

@@ -8,24 +8,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ate_proto::ate::v1::GetInfoRequest;
 use ate_proto::ate::v1::substrate_client::SubstrateClient;
-use ate_proto::ate::v1::{ApplyRequest, GetHistoryRequest, GetInfoRequest, GetObjectRequest, HistoryEntry};
-use ate_proto::ateapi::control_client::ControlClient;
-use ate_proto::ateapi::{
-    Actor, ActorRef, CreateActorRequest, CreateAtespaceRequest, GetActorRequest, PauseActorRequest, ResumeActorRequest,
-    SuspendActorRequest,
-};
-use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpStream, UnixStream};
-use tonic::transport::{Channel, Endpoint, Uri};
 
-use crate::counter::{counter_image, repository};
+use crate::Namespace;
+use crate::client::{Client, PATIENCE, connect};
+use crate::counter::repository;
 use crate::leaks::cgroup_of;
-use crate::{Namespace, Reply};
-
-/// Generous: the machine may be building beside the test.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What a test wants to be different from what a user gets.
 #[derive(Debug, Default)]
@@ -53,9 +42,16 @@ pub struct Machine {
     setting: Setting,
     directory: tempfile::TempDir,
     child: Option<Child>,
-    port: u16,
     api: Option<SocketAddr>,
-    channel: Option<Channel>,
+    client: Client,
+}
+
+impl std::ops::Deref for Machine {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
 }
 
 impl Machine {
@@ -73,7 +69,14 @@ impl Machine {
     /// Nothing runs yet, and the data directory does not exist.
     pub fn new(program: &str, setting: Setting) -> Self {
         let directory = tempfile::Builder::new().prefix("ate-e2e-").tempdir().expect("a temporary directory");
-        Self { program: program.into(), setting, directory, child: None, port: 0, api: None, channel: None }
+        let client = Client {
+            channel: None,
+            port: 0,
+            namespace: setting.namespace.clone(),
+            directory: directory.path().to_owned(),
+            logs: vec![directory.path().join("dev.log")],
+        };
+        Self { program: program.into(), setting, directory, child: None, api: None, client }
     }
 
     /// Runs a command of the CLI against this machine.
@@ -101,20 +104,10 @@ impl Machine {
         self.directory.path().join("deep".repeat(30)).join("data")
     }
 
-    fn log(&self) -> PathBuf {
-        self.directory.path().join("dev.log")
-    }
-
     /// Starts it again on the same data.
     pub async fn restart(&mut self) {
         assert!(self.child.is_none(), "it still runs");
-        let runtime = Command::new(repository().join("runtime/build"))
-            .arg("all")
-            .stderr(Stdio::inherit())
-            .output()
-            .expect("runtime/build runs");
-        assert!(runtime.status.success(), "runtime/build failed");
-        let log = std::fs::File::options().create(true).append(true).open(self.log()).expect("the log opens");
+        let log = std::fs::File::options().create(true).append(true).open(&self.client.logs[0]).expect("the log opens");
         let said = self.logged().len();
         let mut words: Vec<OsString> = Vec::new();
         if let Some(namespace) = &self.setting.namespace {
@@ -131,7 +124,7 @@ impl Machine {
             .args(["dev", "--listen", "127.0.0.1:0", "--api-listen", "127.0.0.1:0", "--data-dir"])
             .arg(self.data())
             .arg("--runtime")
-            .arg(String::from_utf8_lossy(&runtime.stdout).trim())
+            .arg(sandbox_runtimes())
             .args(&self.setting.args)
             .env("ATE_LOG", "info")
             .envs(self.setting.env.iter().cloned())
@@ -148,10 +141,10 @@ impl Machine {
                 && let Some(api) = api_address(&self.logged()[said..])
             {
                 let url = info.into_inner().router_url;
-                self.port =
+                self.client.port =
                     url.rsplit(':').next().and_then(|port| port.parse().ok()).expect("a router url ends in its port");
                 self.api = Some(api);
-                self.channel = Some(channel);
+                self.client.channel = Some(channel);
                 return;
             }
             let ended = self.child.as_mut().expect("started above").try_wait().expect("it is our child");
@@ -159,22 +152,6 @@ impl Machine {
             assert!(begun.elapsed() < PATIENCE, "ate dev did not come up:\n{}", self.logged());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-    }
-
-    pub fn logged(&self) -> String {
-        std::fs::read_to_string(self.log()).unwrap_or_default()
-    }
-
-    pub fn control(&self) -> ControlClient<Channel> {
-        ControlClient::new(self.channel.clone().expect("it runs"))
-    }
-
-    pub fn substrate(&self) -> SubstrateClient<Channel> {
-        SubstrateClient::new(self.channel.clone().expect("it runs"))
-    }
-
-    pub fn port(&self) -> u16 {
-        self.port
     }
 
     /// Where the API is served by TLS, to whoever comes.
@@ -186,166 +163,9 @@ impl Machine {
         self.child.as_ref().expect("it runs").id()
     }
 
-    pub async fn apply(&self, documents: &str) {
-        let request = ApplyRequest { documents: vec![documents.to_owned()], dry_run: false };
-        self.substrate().apply(request).await.expect("the objects apply");
-    }
-
-    /// Applies a pool and the counter's template, `demo/counter`, and waits until its golden snapshot is there. `spec` is
-    /// more of the template.
-    pub async fn apply_counter(&self, workers: u32, spec: &str) {
-        self.apply(&format!("{}---{}", pool("counter", workers, ""), self.template("counter", "", spec))).await;
-        self.ready("demo", "counter").await;
-    }
-
-    /// The counter as a template of that name; `container` and `spec` are more of either.
-    pub fn template(&self, name: &str, container: &str, spec: &str) -> String {
-        let image = counter_image(self.directory.path());
-        format!(
-            "
-apiVersion: ate.dev/v1alpha1
-kind: ActorTemplate
-metadata: {{name: {name}, namespace: demo}}
-spec:
-  containers:
-  - name: main
-    image: {image}
-    readyz: {{httpGet: {{port: 80}}}}
-    volumeMounts: [{{name: data, mountPath: /data}}]
-{container}
-  volumes: [{{name: data, durableDir: {{}}}}]
-  snapshotsConfig: {{location: 'gs://snapshots/{name}'}}
-{spec}
-"
-        )
-    }
-
-    pub async fn ready(&self, namespace: &str, name: &str) {
-        let begun = Instant::now();
-        loop {
-            let status = self.template_status(namespace, name).await;
-            match status["phase"].as_str() {
-                Some("Ready") => return,
-                Some("Failed") => panic!("the template failed: {status}\n{}", self.logged()),
-                _ => {}
-            }
-            assert!(begun.elapsed() < PATIENCE, "the template is not ready: {status}\n{}", self.logged());
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    pub async fn template_status(&self, namespace: &str, name: &str) -> serde_json::Value {
-        let request = GetObjectRequest { kind: "ActorTemplate".into(), namespace: namespace.into(), name: name.into() };
-        let object = self.substrate().get_object(request).await.expect("the template is there").into_inner();
-        serde_json::from_str::<serde_json::Value>(&object.json).expect("objects are JSON")["status"].clone()
-    }
-
-    pub async fn create_atespace(&self, name: &str) {
-        self.control()
-            .create_atespace(CreateAtespaceRequest { name: name.into() })
-            .await
-            .expect("the atespace is made");
-    }
-
-    pub async fn create_counter(&self, atespace: &str, name: &str) {
-        self.create(atespace, name, "counter").await;
-    }
-
-    /// An actor of a template in the namespace `demo`.
-    pub async fn create(&self, atespace: &str, name: &str, template: &str) {
-        let request = CreateActorRequest {
-            actor_ref: Some(reference(atespace, name)),
-            actor_template_namespace: "demo".into(),
-            actor_template_name: template.into(),
-            worker_selector: None,
-        };
-        self.control().create_actor(request).await.expect("the actor is made");
-    }
-
-    /// A connection to the router.
-    pub async fn connect(&self) -> TcpStream {
-        let address = ([127, 0, 0, 1], self.port).into();
-        match &self.setting.namespace {
-            Some(namespace) => namespace.connect(address).await,
-            None => TcpStream::connect(address).await,
-        }
-        .expect("the router takes connections")
-    }
-
-    /// Sends a request that asks for the connection to be closed; returns the whole answer.
-    pub async fn exchange(&self, request: &[u8]) -> String {
-        let exchange = async {
-            let mut stream = self.connect().await;
-            stream.write_all(request).await?;
-            let mut answer = Vec::new();
-            stream.read_to_end(&mut answer).await?;
-            Ok::<_, std::io::Error>(String::from_utf8_lossy(&answer).into_owned())
-        };
-        tokio::time::timeout(PATIENCE, exchange).await.expect("an answer in time").expect("the router answers")
-    }
-
-    /// `GET path` of an actor through the router; the status and the body.
-    pub async fn get(&self, atespace: &str, name: &str, path: &str) -> (u16, String) {
-        let request = format!("GET {path} HTTP/1.1\r\nHost: {name}.{atespace}.localhost\r\nConnection: close\r\n\r\n");
-        let answer = self.exchange(request.as_bytes()).await;
-        let status =
-            answer.get(9..12).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("no answer: {answer:?}"));
-        let body = answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default();
-        (status, body)
-    }
-
-    pub async fn suspend(&self, atespace: &str, name: &str) {
-        let actor_ref = Some(reference(atespace, name));
-        let suspended = self.control().suspend_actor(SuspendActorRequest { actor_ref }).await;
-        suspended.unwrap_or_else(|error| panic!("{name} is not suspended: {error}\n{}", self.logged()));
-    }
-
-    pub async fn pause(&self, atespace: &str, name: &str) {
-        let actor_ref = Some(reference(atespace, name));
-        let paused = self.control().pause_actor(PauseActorRequest { actor_ref }).await;
-        paused.unwrap_or_else(|error| panic!("{name} is not paused: {error}\n{}", self.logged()));
-    }
-
-    pub async fn resume(&self, atespace: &str, name: &str, boot: bool) -> Result<(), tonic::Status> {
-        let actor_ref = Some(reference(atespace, name));
-        self.control().resume_actor(ResumeActorRequest { actor_ref, boot }).await.map(drop)
-    }
-
-    pub async fn actor(&self, atespace: &str, name: &str) -> Actor {
-        let request = GetActorRequest { actor_ref: Some(reference(atespace, name)) };
-        self.control().get_actor(request).await.expect("the actor is there").into_inner().actor.expect("an actor")
-    }
-
-    /// Waits until something is so; how often it is looked at decides nothing.
-    pub async fn until<F: Future<Output = bool>>(&self, what: &str, mut holds: impl FnMut() -> F) {
-        let begun = Instant::now();
-        while !holds().await {
-            assert!(begun.elapsed() < PATIENCE, "waited in vain until {what}\n{}", self.logged());
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    /// One count of a counter.
-    pub async fn count(&self, atespace: &str, name: &str) -> Reply {
-        let (status, body) = self.get(atespace, name, "/").await;
-        assert_eq!(status, 200, "{body}\n{}", self.logged());
-        Reply::parse(&body)
-    }
-
-    pub async fn history(&self, atespace: &str, name: &str) -> Vec<HistoryEntry> {
-        let request = GetHistoryRequest { atespace: atespace.into(), name: name.into() };
-        self.substrate().get_history(request).await.expect("the actor is there").into_inner().entries
-    }
-
     /// The processes of the workers, as written down by the node.
     pub fn worker_pids(&self) -> Vec<u32> {
-        let workers = std::fs::read_dir(self.data().join("node/workers")).into_iter().flatten().flatten();
-        let birth = |path: PathBuf| -> Option<u32> {
-            let birth: serde_json::Value =
-                serde_json::from_slice(&std::fs::read(path.join("worker.json")).ok()?).ok()?;
-            u32::try_from(birth["pid"].as_u64()?).ok()
-        };
-        workers.filter_map(|entry| birth(entry.path())).collect()
+        worker_pids(&self.data().join("node"))
     }
 
     /// The processes in workers beside the worker itself: those of sandboxes.
@@ -387,7 +207,7 @@ spec:
 
     /// As Ctrl-C does; waits for the end and checks that it was a good one.
     pub async fn stop(&mut self) {
-        self.channel = None;
+        self.client.channel = None;
         let mut child = self.child.take().expect("it runs");
         signal(child.id(), rustix::process::Signal::INT);
         let status = tokio::task::spawn_blocking(move || child.wait()).await.expect("joined").expect("waited");
@@ -396,7 +216,7 @@ spec:
 
     /// As the kernel does when it must.
     pub async fn kill(&mut self) {
-        self.channel = None;
+        self.client.channel = None;
         let mut child = self.child.take().expect("it runs");
         signal(child.id(), rustix::process::Signal::KILL);
         let _ = tokio::task::spawn_blocking(move || child.wait()).await;
@@ -422,28 +242,31 @@ impl Drop for Machine {
     }
 }
 
-/// A WorkerPool in the namespace `demo`; `spec` is more of it.
-pub fn pool(name: &str, workers: u32, spec: &str) -> String {
-    format!(
-        "
-apiVersion: ate.dev/v1alpha1
-kind: WorkerPool
-metadata: {{name: {name}, namespace: demo, labels: {{pool: {name}}}}}
-spec:
-  replicas: {workers}
-{spec}
-"
-    )
+/// The processes of a node's workers, as it has written them down.
+pub(crate) fn worker_pids(node: &Path) -> Vec<u32> {
+    let workers = std::fs::read_dir(node.join("workers")).into_iter().flatten().flatten();
+    let birth = |path: PathBuf| -> Option<u32> {
+        let birth: serde_json::Value = serde_json::from_slice(&std::fs::read(path.join("worker.json")).ok()?).ok()?;
+        u32::try_from(birth["pid"].as_u64()?).ok()
+    };
+    workers.filter_map(|entry| birth(entry.path())).collect()
 }
 
-fn processes_below(pid: u32) -> Vec<u32> {
+pub(crate) fn processes_below(pid: u32) -> Vec<u32> {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
     let children: Vec<u32> = children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
     children.iter().flat_map(|&child| std::iter::once(child).chain(processes_below(child))).collect()
 }
 
-pub(crate) fn reference(atespace: &str, name: &str) -> ActorRef {
-    ActorRef { atespace: atespace.into(), name: name.into() }
+/// The directory of the sandbox runtimes, built if they are not there yet.
+pub(crate) fn sandbox_runtimes() -> String {
+    let built = Command::new(repository().join("runtime/build"))
+        .arg("all")
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("runtime/build runs");
+    assert!(built.status.success(), "runtime/build failed");
+    String::from_utf8_lossy(&built.stdout).trim().to_owned()
 }
 
 /// Where `ate dev` says that its API is. Only a line that has ended has all of it.
@@ -451,18 +274,8 @@ fn api_address(log: &str) -> Option<SocketAddr> {
     log.split_once(", https://")?.1.split_once('\n')?.0.parse().ok()
 }
 
-fn signal(pid: u32, signal: rustix::process::Signal) {
+pub(crate) fn signal(pid: u32, signal: rustix::process::Signal) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
         let _ = rustix::process::kill_process(pid, signal);
     }
-}
-
-async fn connect(path: PathBuf) -> Result<Channel, tonic::transport::Error> {
-    let connector = tower::service_fn(move |_: Uri| {
-        let path = path.clone();
-        async move {
-            Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(ate_sys::SocketPath::of(&path)?.path()).await?))
-        }
-    });
-    Endpoint::from_static("http://ate").connect_with_connector(connector).await
 }

@@ -1,0 +1,213 @@
+//! `ate api`: one replica of the control plane. On PostgreSQL there may be several; any of them serves any call.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use ate_control::{Control, Replicas};
+use ate_identity::{ClientCertificates, Identity, Role};
+use ate_name::NodeName;
+use ate_orders_grpc::RemoteNodes;
+use ate_store::{FeedLimits, Store};
+use ate_store_embedded::EmbeddedStore;
+use ate_store_postgres::PostgresStore;
+use futures::StreamExt;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::local::{InstanceKeys, ThisWorld};
+use crate::machine::{any_ended, api_socket, asked_to_end, host_name, listen, make_directory};
+use crate::runtime;
+
+/// How often replicas say that they live, and when one that does not is taken for dead.
+const BEAT: Duration = Duration::from_secs(1);
+const REPLICA_LEASE: Duration = Duration::from_secs(5);
+
+/// How often it is looked whether nodes have come or gone, and whether one that was not heard can be.
+const NODES_EVERY: Duration = Duration::from_millis(500);
+
+/// A client that does not end its call by then is not waited for.
+const LAST_REQUESTS: Duration = Duration::from_secs(12);
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example, two replicas on one machine:\n  \
+    ate api --data-dir /var/lib/ate/a --store postgres://ate@db/ate --listen 127.0.0.1:8443\n  \
+    ate api --data-dir /var/lib/ate/b --store postgres://ate@db/ate --listen 127.0.0.1:8444 --identity /var/lib/ate/a/identity")]
+pub(crate) struct ApiServerArgs {
+    /// Where everything is kept: `postgres://…` for several replicas, or a directory, which is for one
+    /// [default: `store` in the data directory]
+    #[arg(long, env = "ATE_STORE", hide_env_values = true, value_name = "WHERE")]
+    store: Option<String>,
+    /// Where the API is served by TLS; it is also on a socket in the data directory
+    #[arg(long, default_value = "127.0.0.1:8443", value_name = "ADDRESS")]
+    listen: SocketAddr,
+    /// Take API clients from other machines without asking who they are; nodes and routers are always asked
+    #[arg(long)]
+    open: bool,
+    /// Who this instance is; the same for every replica [default: `identity` in the data directory]
+    #[arg(long, value_name = "DIR")]
+    identity: Option<PathBuf>,
+    /// The sandbox runtimes, as `runtime/build` prints it; nodes must find them there, too
+    #[arg(long, env = "ATE_RUNTIME", value_name = "DIR")]
+    runtime: Option<PathBuf>,
+    /// Where people reach actors, for what the API says of itself
+    #[arg(long, default_value = "http://localhost:8080", value_name = "URL")]
+    router_url: String,
+}
+
+/// Either store, and how it is closed.
+enum Opened {
+    Embedded(Arc<EmbeddedStore>),
+    Postgres(Arc<PostgresStore>),
+}
+
+impl Opened {
+    async fn open(at: Option<&str>, data: &Path) -> anyhow::Result<Self> {
+        match at {
+            Some(url) if url.starts_with("postgres://") || url.starts_with("postgresql://") => {
+                let settings = ate_store_postgres::Settings::new(url.parse().context("--store")?);
+                Ok(Self::Postgres(Arc::new(PostgresStore::connect(settings).await?)))
+            }
+            directory => {
+                let directory = directory.map_or_else(|| data.join("store"), PathBuf::from);
+                let opened =
+                    tokio::task::spawn_blocking(move || EmbeddedStore::open(&directory, FeedLimits::default()));
+                Ok(Self::Embedded(Arc::new(opened.await??)))
+            }
+        }
+    }
+
+    fn store(&self) -> Arc<dyn Store> {
+        match self {
+            Self::Embedded(store) => store.clone(),
+            Self::Postgres(store) => store.clone(),
+        }
+    }
+
+    fn replicas(&self) -> Replicas {
+        match self {
+            Self::Embedded(_) => Replicas::Alone,
+            Self::Postgres(_) => Replicas::Several { beat: BEAT, lease: REPLICA_LEASE },
+        }
+    }
+
+    async fn stopped(&self) {
+        match self {
+            Self::Embedded(store) => store.stopped().await,
+            Self::Postgres(store) => store.stopped().await,
+        }
+    }
+
+    async fn close(self) -> anyhow::Result<()> {
+        match self {
+            Self::Embedded(store) => tokio::task::spawn_blocking(move || store.close()).await?,
+            Self::Postgres(store) => store.close().await,
+        }
+        Ok(())
+    }
+}
+
+pub(crate) async fn run(args: ApiServerArgs, data: &Path) -> anyhow::Result<()> {
+    if !args.listen.ip().is_loopback() && !args.open {
+        bail!(
+            "--listen {} lets everybody who can reach it use the whole API: clients need no certificate\n  \
+             listen on a loopback address, or say --open if a firewall stands before it",
+            args.listen
+        );
+    }
+    let directory = make_directory(data)?;
+    let configs = runtime::shipped(args.runtime.as_deref())?;
+    let identity = Identity::open(&args.identity.unwrap_or_else(|| directory.join("identity")))?;
+    let listener = listen(args.listen, "--listen").await?;
+    let at = listener.local_addr()?;
+    let opened = Opened::open(args.store.as_deref(), &directory).await?;
+    let nodes = Arc::new(RemoteNodes::new(Arc::new(identity.client_config(Role::Api, Role::Node)?)));
+    let settings = ate_control::Settings { replicas: opened.replicas(), ..Default::default() };
+    let keys = Arc::new(InstanceKeys(identity.instance_key()));
+    let control = Control::new(opened.store(), nodes.clone(), Arc::new(ThisWorld), keys, settings);
+    control.start().await?;
+    for config in configs {
+        runtime::ship(&control, config).await?;
+    }
+    let shutdown = CancellationToken::new();
+    let mut serving = tokio::task::JoinSet::new();
+    let host = host_name();
+    let (address, names) = (at.ip().to_string(), [host.as_str()]);
+    let names: Vec<&str> = if at.ip().is_unspecified() { names.to_vec() } else { vec![host.as_str(), &address] };
+    let tls = identity.server_config(Role::Api, &names, ClientCertificates::VerifiedIfGiven)?;
+    let socket = directory.join(ate_cli::SOCKET);
+    let listeners = ate_apiserver::Listeners {
+        unix: api_socket(&socket)?,
+        tls: Some(ate_apiserver::Secured {
+            listener,
+            config: Arc::new(tls),
+            authority: Arc::clone(identity.authority()),
+        }),
+    };
+    let info = ate_apiserver::Info {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        build: crate::version::BUILT_FROM.to_owned(),
+        instance: identity.authority().instance().to_string(),
+        router_url: args.router_url,
+    };
+    let api = ate_apiserver::serve(Arc::clone(&control), nodes.clone(), info, listeners, shutdown.clone());
+    serving.spawn(async move { Ok(api.await?) });
+    let attending = tokio::spawn(attend_nodes(Arc::clone(&control), nodes));
+    control.start_controllers();
+    eprintln!("ate api is up: unix://{}, https://{at}", socket.display());
+
+    let ended = tokio::select! {
+        asked = asked_to_end() => asked,
+        () = opened.stopped() => Err(anyhow::anyhow!("the store has stopped: see the log; nothing that was acknowledged is lost")),
+        error = any_ended(&mut serving) => Err(error),
+    };
+    // What is under way goes on with another replica, or with the next start.
+    shutdown.cancel();
+    control.stop().await;
+    attending.abort();
+    let served = async { while serving.join_next().await.is_some() {} };
+    if tokio::time::timeout(LAST_REQUESTS, served).await.is_err() {
+        eprintln!("some connections did not end in time and were cut");
+    }
+    let _ = std::fs::remove_file(&socket);
+    opened.close().await?;
+    ended
+}
+
+/// Hears every node that has registered, and compares it with the store from time to time.
+async fn attend_nodes(control: Arc<Control>, nodes: Arc<RemoteNodes>) {
+    let mut attended: HashMap<NodeName, [AbortOnDropHandle<()>; 2]> = HashMap::new();
+    loop {
+        let registered: HashMap<_, _> = control.registered_nodes().into_iter().collect();
+        attended.retain(|node, _| registered.contains_key(node));
+        for (node, record) in registered {
+            nodes.know(&node, &record.endpoint);
+            attended.entry(node.clone()).or_insert_with(|| {
+                let hearing = tokio::spawn(hear(Arc::clone(&control), Arc::clone(&nodes), node.clone()));
+                let comparing = tokio::spawn(Arc::clone(&control).look_after(node));
+                [AbortOnDropHandle::new(hearing), AbortOnDropHandle::new(comparing)]
+            });
+        }
+        tokio::time::sleep(NODES_EVERY).await;
+    }
+}
+
+async fn hear(control: Arc<Control>, nodes: Arc<RemoteNodes>, node: NodeName) {
+    loop {
+        if let Ok(news) = nodes.listen(&node).await {
+            // What was missed.
+            if let Err(error) = control.reconcile(&node).await {
+                tracing::warn!(%node, %error, "a node could not be compared with the store");
+            }
+            let mut news = std::pin::pin!(news);
+            while let Some(event) = news.next().await {
+                control.take_news(&node, event).await;
+            }
+            tracing::warn!(%node, "a node cannot be heard any more");
+        }
+        tokio::time::sleep(NODES_EVERY).await;
+    }
+}

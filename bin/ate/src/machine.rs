@@ -1,0 +1,144 @@
+//! What a role needs of the machine that it runs on.
+
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use ate_blob::{Backend, Blobs, Provider, Settings};
+use ate_identity::Identity;
+use ate_name::NodeName;
+use ate_node::Node;
+use ate_orders::NodeEvent;
+use ate_sys::SocketPath;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+#[derive(Clone, Debug)]
+pub(crate) enum Storage {
+    /// The node's own disk is all there is.
+    Disk,
+    Beyond(Backend),
+}
+
+pub(crate) fn storage(text: &str) -> Result<Storage, String> {
+    let cloud = |provider| Storage::Beyond(Backend::Cloud(provider, Settings::from_environment(provider)));
+    match text {
+        "disk" => Ok(Storage::Disk),
+        "s3" => Ok(cloud(Provider::S3)),
+        "gs" => Ok(cloud(Provider::Gcs)),
+        "azure" => Ok(cloud(Provider::Azure)),
+        path if path.contains('/') => Ok(Storage::Beyond(Backend::Directory(path.into()))),
+        _ => Err("say disk, s3, gs, azure, or a directory as a path with a slash in it".to_owned()),
+    }
+}
+
+/// What a node is given of its machine.
+#[derive(Debug, clap::Args)]
+pub(crate) struct NodeResources {
+    /// Credentials for image registries, in docker's format [default: ~/.docker/config.json if it is there]
+    #[arg(long, value_name = "FILE")]
+    registry_config: Option<PathBuf>,
+    /// How much disk unpacked images may take; those in use always stay
+    #[arg(long, default_value = "20", value_name = "GIB")]
+    image_budget: u64,
+    /// How much disk sandbox runtimes may take; those in use always stay
+    #[arg(long, default_value = "4", value_name = "GIB")]
+    asset_budget: u64,
+}
+
+impl NodeResources {
+    pub(crate) async fn node(
+        &self,
+        name: NodeName,
+        directory: PathBuf,
+        identity: &Identity,
+        storage: &Storage,
+        door: Option<SocketAddr>,
+    ) -> anyhow::Result<(Arc<Node>, mpsc::Receiver<NodeEvent>)> {
+        Ok(Node::open(ate_node::Config {
+            name,
+            directory,
+            worker_program: std::env::current_exe()?,
+            build: crate::BUILD.to_owned(),
+            instance_key: identity.instance_key(),
+            activations_at_once: std::thread::available_parallelism()?.get(),
+            storage: match storage {
+                Storage::Disk => None,
+                Storage::Beyond(backend) => Some(Blobs::open(backend.clone()).await?),
+            },
+            image_budget: self.image_budget.saturating_mul(1 << 30),
+            asset_budget: self.asset_budget.saturating_mul(1 << 30),
+            door,
+            registry_config: self.registry_config.clone().or_else(docker_config),
+        })?)
+    }
+}
+
+fn docker_config() -> Option<PathBuf> {
+    let file = PathBuf::from(std::env::var_os("HOME")?).join(".docker/config.json");
+    file.is_file().then_some(file)
+}
+
+/// What this machine must have, each with what to do about it.
+pub(crate) fn check_host() -> anyhow::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("workers are made of namespaces, control groups and mounts, so this must run as root\n  try: sudo");
+    }
+    for (tool, package) in [("ip", "iproute2"), ("nft", "nftables")] {
+        let paths = std::env::var_os("PATH").unwrap_or_default();
+        if !std::env::split_paths(&paths).any(|directory| directory.join(tool).is_file()) {
+            bail!("`{tool}` is not installed: workers set up their networks with it\n  try: apt-get install {package}");
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn make_directory(path: &Path) -> anyhow::Result<PathBuf> {
+    std::fs::create_dir_all(path).with_context(|| format!("cannot make the data directory {}", path.display()))?;
+    let path = path.canonicalize()?;
+    // Snapshots, keys and sockets: nobody else's business.
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700))?;
+    Ok(path)
+}
+
+pub(crate) async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}: choose another address with {flag}"))
+}
+
+pub(crate) fn api_socket(path: &Path) -> anyhow::Result<UnixListener> {
+    // Whoever else had it has lost it: one data directory is for one server at a time.
+    let _ = std::fs::remove_file(path);
+    let socket = SocketPath::of(path)
+        .and_then(|short| UnixListener::bind(short.path()))
+        .with_context(|| format!("cannot listen on {}", path.display()))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(socket)
+}
+
+pub(crate) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Returns when this process is asked to end.
+pub(crate) async fn asked_to_end() -> anyhow::Result<()> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    Ok(())
+}
+
+/// None of a role's servers ends by itself: whichever does takes the rest with it.
+pub(crate) async fn any_ended(serving: &mut tokio::task::JoinSet<anyhow::Result<()>>) -> anyhow::Error {
+    match serving.join_next().await {
+        Some(Ok(Err(error))) => error,
+        Some(Err(panic)) => panic.into(),
+        _ => anyhow::anyhow!("a server ended without being told to"),
+    }
+}

@@ -1,0 +1,46 @@
+//! `ate router`: HTTP to actors' names in, to the doors of their nodes out. It keeps nothing: any number of them will do.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ate_identity::{Identity, Role};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::machine::{asked_to_end, listen};
+use crate::peers::{self, ApiArgs, Replicas};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  ate router --api 10.0.0.1:8443 --api 10.0.0.2:8443 --listen 0.0.0.0:80")]
+pub(crate) struct RouterArgs {
+    #[command(flatten)]
+    api: ApiArgs,
+    /// Where actors are reached: http://<actor>.<atespace>.<zone>:<port>/
+    #[arg(long, default_value = "127.0.0.1:8080", value_name = "ADDRESS")]
+    listen: SocketAddr,
+    /// Who this instance is [default: `identity` in the data directory]
+    #[arg(long, value_name = "DIR")]
+    identity: Option<PathBuf>,
+}
+
+pub(crate) async fn run(args: RouterArgs, data: &Path) -> anyhow::Result<()> {
+    let identity = Identity::open(&args.identity.unwrap_or_else(|| data.join("identity")))?;
+    let replicas = Replicas::new(&args.api, &identity, Role::Router)?;
+    let mut door = identity.client_config(Role::Router, Role::Node)?;
+    door.alpn_protocols = vec![ate_preface::ALPN.to_vec()];
+    let listener = listen(args.listen, "--listen").await?;
+    let at = listener.local_addr()?;
+    let config = ate_router::RouterConfig { door: Some(Arc::new(door)), ..crate::dev::router_config() };
+    let shutdown = CancellationToken::new();
+    let (updates, updated) = mpsc::channel(64);
+    let following = tokio::spawn(peers::follow(Arc::clone(&replicas), updates));
+    let routing = ate_router::serve(vec![listener], config, replicas, updated, Arc::default(), shutdown.clone());
+    let routing = tokio::spawn(routing);
+    eprintln!("ate router is up: http://<actor>.<atespace>.localhost:{}/", at.port());
+    asked_to_end().await?;
+    shutdown.cancel();
+    routing.await?;
+    following.abort();
+    Ok(())
+}

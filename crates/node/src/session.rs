@@ -1,0 +1,124 @@
+//! A node among others: it says that it lives, and its actors meet others only while it is heard.
+//!
+//! ```text
+//!   asked ─────── NODE_SERVES_FOR ──────▶ its workers hold their actors        renewed: all of it begins anew
+//!   told that it is over: it was given up, its actors run elsewhere ─▶ ends all it has, draws a new session
+//! ```
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ate_name::{SessionId, WorkerUid};
+use ate_orders::NODE_SERVES_FOR;
+use ate_worker::link;
+
+use crate::workers::Handle;
+use crate::{Node, NodeError, Pool};
+
+/// How often a node says that it lives, and how long it waits for the answer.
+const RENEW_EVERY: Duration = Duration::from_secs(2);
+const RENEW_WITHIN: Duration = Duration::from_secs(3);
+
+/// How long a node that leaves waits until its actors are elsewhere.
+const LEAVE_WITHIN: Duration = Duration::from_secs(60);
+
+/// What a node is told when it says that it lives.
+#[derive(Clone, Debug)]
+pub enum Renewed {
+    /// What it should have, and which workers are to be ended.
+    Kept { pools: Vec<Pool>, surplus: Vec<WorkerUid> },
+    /// Whatever it runs is of the past.
+    Over,
+}
+
+/// The control plane, as a node that is one of several knows it.
+#[async_trait::async_trait]
+pub trait Registry: Send + Sync {
+    async fn renew(&self, session: SessionId, leaving: bool) -> Result<Renewed, String>;
+}
+
+impl Node {
+    /// Says that this node lives, and does what it is told in return, for as long as this is polled.
+    pub async fn keep_registered(self: Arc<Self>, registry: Arc<dyn Registry>) -> Result<(), NodeError> {
+        let mut session = self.session()?;
+        let mut leaving = self.leaving.subscribe();
+        loop {
+            let leaves = *leaving.borrow_and_update();
+            // Counted from before it is asked: whoever answers counts from later.
+            let asked = ate_sys::since_boot();
+            match tokio::time::timeout(RENEW_WITHIN, registry.renew(session, leaves)).await {
+                Ok(Ok(Renewed::Kept { pools, surplus })) => {
+                    self.serve_until(asked + NODE_SERVES_FOR).await;
+                    self.set_pools(pools);
+                    self.retire(surplus);
+                }
+                Ok(Ok(Renewed::Over)) => {
+                    tracing::warn!(
+                        "this node was silent for too long: its actors are others' now, and all it has is ended"
+                    );
+                    self.set_pools(Vec::new());
+                    self.end_all().await;
+                    session = self.new_session()?;
+                    continue;
+                }
+                Ok(Err(error)) => tracing::warn!(error, "the control plane does not hear this node"),
+                Err(_) => tracing::warn!("the control plane does not answer this node"),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(RENEW_EVERY) => {}
+                changed = leaving.changed() => if changed.is_err() { return Ok(()) },
+            }
+        }
+    }
+
+    /// Has its actors suspended and its workers ended, while [`Node::keep_registered`] goes on. `false`: not all of them in
+    /// time.
+    pub async fn leave(&self) -> bool {
+        self.leaving.send_replace(true);
+        let left = async {
+            loop {
+                let owes = !self.captured.lock().is_empty() || !self.snapshots.only_here().is_empty();
+                if self.handles().is_empty() && !owes {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        tokio::time::timeout(LEAVE_WITHIN, left).await.is_ok()
+    }
+
+    async fn serve_until(&self, until: Duration) {
+        *self.lease.lock() = Some(until);
+        let handles = self.handles();
+        futures::future::join_all(handles.iter().map(|handle| self.tell_lease(handle))).await;
+    }
+
+    pub(crate) async fn tell_lease(&self, handle: &Handle) {
+        let Some(until) = *self.lease.lock() else { return };
+        // One that does not answer holds its actor soon, and is ended later.
+        let _ = tokio::time::timeout(RENEW_WITHIN, handle.link.call(link::Command::Serve { until }, &[])).await;
+    }
+
+    fn session_file(&self) -> PathBuf {
+        self.config.directory.join("session")
+    }
+
+    /// The session goes on over a restart, as the workers do.
+    fn session(&self) -> Result<SessionId, NodeError> {
+        let known = std::fs::read_to_string(self.session_file()).ok();
+        match known.and_then(|text| SessionId::parse(text.trim()).ok()) {
+            Some(session) => Ok(session),
+            None => self.new_session(),
+        }
+    }
+
+    /// Only when nothing is left of the old one.
+    fn new_session(&self) -> Result<SessionId, NodeError> {
+        let mut random = [0; 16];
+        rand::fill(&mut random);
+        let session = SessionId::from_random(random);
+        std::fs::write(self.session_file(), session.to_string()).map_err(NodeError::io("write down the session"))?;
+        Ok(session)
+    }
+}

@@ -1,0 +1,228 @@
+//! An instance whose roles are processes of their own: replicas of the API on a real PostgreSQL, nodes, a router.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ate_testkit_postgres::Server;
+
+use crate::client::{Client, PATIENCE, connect};
+use crate::machine::{processes_below, sandbox_runtimes, signal, worker_pids};
+
+#[derive(Debug)]
+struct Process {
+    arguments: Vec<OsString>,
+    log: PathBuf,
+    child: Option<Child>,
+}
+
+/// Replicas are called `api-0`, `api-1`, …, nodes `node-0`, …, routers `router-0`, ….
+#[derive(Debug)]
+pub struct Cluster {
+    program: PathBuf,
+    directory: tempfile::TempDir,
+    postgres: Server,
+    processes: BTreeMap<String, Process>,
+    router_ports: Vec<u16>,
+}
+
+impl Cluster {
+    /// Starts everything and waits until it is up. `program` is the test's `CARGO_BIN_EXE_ate`.
+    pub async fn start(program: &str, apis: usize, nodes: usize, routers: usize) -> Self {
+        let directory = tempfile::Builder::new().prefix("ate-cluster-").tempdir().expect("a temporary directory");
+        let postgres = tokio::task::spawn_blocking(Server::default).await.expect("PostgreSQL starts");
+        let mut cluster = Self {
+            program: program.into(),
+            directory,
+            postgres,
+            processes: BTreeMap::new(),
+            router_ports: (0..routers).map(|_| free_port()).collect(),
+        };
+        std::fs::create_dir(cluster.storage()).expect("a directory for snapshots");
+        let api_ports: Vec<u16> = (0..apis).map(|_| free_port()).collect();
+        let api = api_ports.iter().flat_map(|port| ["--api".to_owned(), format!("127.0.0.1:{port}")]);
+        let api: Vec<String> = api.collect();
+        let runtimes = sandbox_runtimes();
+        for (index, port) in api_ports.iter().enumerate() {
+            let listen = format!("127.0.0.1:{port}");
+            let store = cluster.postgres.url();
+            cluster.add("api", index, &["--listen", &listen, "--store", &store, "--runtime", &runtimes]);
+        }
+        let storage = cluster.storage().display().to_string();
+        for index in 0..nodes {
+            let (name, listen) = (format!("node-{index}"), format!("127.0.0.1:{}", free_port()));
+            let mut arguments = vec!["--name", &name, "--listen", &listen, "--storage", &storage];
+            arguments.extend(api.iter().map(String::as_str));
+            cluster.add("node", index, &arguments);
+        }
+        for (index, port) in cluster.router_ports.clone().into_iter().enumerate() {
+            let listen = format!("127.0.0.1:{port}");
+            let mut arguments = vec!["--listen", listen.as_str()];
+            arguments.extend(api.iter().map(String::as_str));
+            cluster.add("router", index, &arguments);
+        }
+        let names: Vec<String> = cluster.processes.keys().cloned().collect();
+        for name in names {
+            cluster.restart(&name).await;
+        }
+        cluster
+    }
+
+    fn add(&mut self, role: &str, index: usize, arguments: &[&str]) {
+        let name = format!("{role}-{index}");
+        let at = |path: &Path| path.as_os_str().to_owned();
+        let identity = self.directory.path().join("identity");
+        let mut words: Vec<OsString> = vec![role.into()];
+        if role == "node" {
+            words.push("run".into());
+        }
+        words.extend(["--data-dir".into(), at(&self.data(&name)), "--identity".into(), at(&identity)]);
+        words.extend(arguments.iter().map(OsString::from));
+        let log = self.directory.path().join(format!("{name}.log"));
+        self.processes.insert(name, Process { arguments: words, log, child: None });
+    }
+
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub fn data(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Where snapshots are durable.
+    pub fn storage(&self) -> PathBuf {
+        self.directory.path().join("storage")
+    }
+
+    pub fn postgres(&self) -> &Server {
+        &self.postgres
+    }
+
+    /// The names of the processes of a role that run.
+    pub fn running(&self, role: &str) -> Vec<String> {
+        let runs = |(name, process): (&String, &Process)| {
+            (name.starts_with(role) && process.child.is_some()).then(|| name.clone())
+        };
+        self.processes.iter().filter_map(runs).collect()
+    }
+
+    pub fn pid(&self, name: &str) -> u32 {
+        self.processes[name].child.as_ref().expect("it runs").id()
+    }
+
+    /// Starts a process again, with what it had.
+    pub async fn restart(&mut self, name: &str) {
+        let process = self.processes.get_mut(name).expect("it is one of the cluster");
+        assert!(process.child.is_none(), "{name} still runs");
+        let log = std::fs::File::options().create(true).append(true).open(&process.log).expect("the log opens");
+        let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
+        let said = read(&process.log).len();
+        let child = Command::new(&self.program)
+            .args(&process.arguments)
+            .env("ATE_LOG", "info")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("it starts");
+        let child = process.child.insert(child);
+        let begun = Instant::now();
+        while !read(&process.log)[said..].contains(" is up") {
+            let ended = child.try_wait().expect("it is our child");
+            assert!(ended.is_none(), "{name} ended ({ended:?}):\n{}", read(&process.log));
+            assert!(begun.elapsed() < PATIENCE, "{name} did not come up:\n{}", read(&process.log));
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// As the kernel does when it must.
+    pub async fn kill(&mut self, name: &str) {
+        let child = self.processes.get_mut(name).and_then(|process| process.child.take());
+        let mut child = child.expect("it runs");
+        signal(child.id(), rustix::process::Signal::KILL);
+        let _ = tokio::task::spawn_blocking(move || child.wait()).await;
+    }
+
+    /// As whoever takes it out of service does; checks that it ended well.
+    pub async fn stop(&mut self, name: &str) {
+        let process = self.processes.get_mut(name).expect("it is one of the cluster");
+        let mut child = process.child.take().expect("it runs");
+        signal(child.id(), rustix::process::Signal::TERM);
+        let log = process.log.clone();
+        let status = tokio::task::spawn_blocking(move || child.wait()).await.expect("joined").expect("waited");
+        let log = std::fs::read_to_string(log).unwrap_or_default();
+        assert!(status.success(), "{name} ended with {status}:\n{log}");
+    }
+
+    /// Ends everything in order, nodes while they can still hand over what they have.
+    pub async fn stop_all(&mut self) {
+        for role in ["router", "node", "api"] {
+            for name in self.running(role) {
+                self.stop(&name).await;
+            }
+        }
+    }
+
+    /// Somebody who speaks with one of the replicas, and through one of the routers.
+    pub async fn client(&self, api: &str, router: usize) -> Client {
+        let channel = connect(self.data(api).join("api.sock")).await.expect("the replica answers");
+        Client {
+            channel: Some(channel),
+            port: self.router_ports[router],
+            namespace: None,
+            directory: self.directory.path().to_owned(),
+            logs: self.processes.values().map(|process| process.log.clone()).collect(),
+        }
+    }
+
+    pub fn worker_pids(&self) -> Vec<u32> {
+        let nodes = self.processes.keys().filter(|name| name.starts_with("node"));
+        nodes.flat_map(|name| self.workers_of(name)).collect()
+    }
+
+    /// The workers of one node.
+    pub fn workers_of(&self, name: &str) -> Vec<u32> {
+        worker_pids(&self.data(name).join("node"))
+    }
+
+    /// The processes in workers beside the worker itself: those of sandboxes.
+    pub fn sandbox_pids(&self) -> Vec<u32> {
+        self.worker_pids().into_iter().flat_map(processes_below).collect()
+    }
+
+    pub fn signal(pid: u32, which: rustix::process::Signal) {
+        signal(pid, which);
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for process in self.processes.values_mut() {
+            if let Some(child) = &mut process.child {
+                signal(child.id(), rustix::process::Signal::KILL);
+                let _ = child.wait();
+            }
+        }
+        for pid in self.worker_pids() {
+            signal(pid, rustix::process::Signal::KILL);
+        }
+        if std::thread::panicking() {
+            for (name, process) in &self.processes {
+                let log = std::fs::read_to_string(&process.log).unwrap_or_default();
+                let tail: Vec<&str> = log.lines().rev().take(60).collect();
+                eprintln!("--- the last that {name} said:");
+                tail.iter().rev().for_each(|line| eprintln!("{line}"));
+            }
+        }
+    }
+}
+
+/// A port that was free a moment ago. Processes are started again on the port they had, so the kernel cannot choose.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+    listener.local_addr().expect("a bound listener has an address").port()
+}

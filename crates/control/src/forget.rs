@@ -54,6 +54,7 @@ impl Control {
     }
 
     pub(crate) async fn forget(self: &Arc<Self>, driver: &Driver, forget: &Forget) -> Result<(), ControlError> {
+        ate_failpoint::reached("forget.begun");
         let mut patience = Patience::new();
         let mut node = forget.node.clone();
         while !forget.prefixes.is_empty() || forget.gone.is_some() {

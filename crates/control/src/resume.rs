@@ -140,6 +140,7 @@ impl Control {
         let bound = self.transition(&read, event, Note::new("Resuming")).await?;
         reserved.bound = true;
         drop(reserved);
+        ate_failpoint::reached("wake.bound");
         self.finish_wake(driver, bound).await
     }
 
@@ -179,6 +180,7 @@ impl Control {
             };
             match started {
                 Ok(phases) => {
+                    ate_failpoint::reached("wake.started");
                     // The sandbox runs: the caller need not wait until that is written down.
                     let _ = tell.send(control.assignment(&bound.value).ok_or_else(ControlError::conflict));
                     control.settle_started(&driver, bound, phases).await;

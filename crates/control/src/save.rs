@@ -132,6 +132,7 @@ impl Control {
         let event = Event::Save { op: driver.op, intent, snapshot };
         let note = Note::because(if intent == Intent::Pause { "Pausing" } else { "Suspending" }, why);
         let read = self.transition(&read, event, note).await?;
+        ate_failpoint::reached("save.begun");
         self.finish_save(driver, read).await
     }
 
@@ -155,6 +156,7 @@ impl Control {
                     let note = Note::new("Captured").phases(captured.phases);
                     read = self.settle(read, Event::Captured { op }, note).await?;
                     self.free(&lease);
+                    ate_failpoint::reached("save.captured");
                 }
                 Err(error @ (NodeError::Aborted | NodeError::NotSaved(_))) => {
                     let code = if error == NodeError::Aborted { Code::Aborted } else { Code::Unavailable };
@@ -188,6 +190,7 @@ impl Control {
                 }
             }
         };
+        ate_failpoint::reached("save.stored");
         let Stored { manifest, bytes, durable } = stored;
         let settled = SnapshotRef { manifest: Some(manifest), stored_bytes: bytes, ..snapshot.clone() };
         let mut note = Note::new(if intent == Intent::Pause { "Paused" } else { "Suspended" });
@@ -275,6 +278,7 @@ impl Control {
             }
             match uploaded {
                 Ok(()) => {
+                    ate_failpoint::reached("upload.done");
                     let event = Event::Uploaded { prefix: newest.prefix.clone() };
                     match self.transition(&read, event, Note::new("Durable")).await {
                         Err(error) if error.is_conflict() => {}

@@ -340,6 +340,7 @@ impl Node {
                 let memory = memory.map(|memory| (memory, length));
                 let in_hand = InHand { memory, archive, ran, worker: Arc::clone(&handle), room: Some(room) };
                 self.captured.lock().insert(order.op, in_hand);
+                ate_failpoint::reached("node.captured");
                 handle.vacate();
                 Ok(Captured { phases })
             }
@@ -392,6 +393,7 @@ impl Node {
             tokio::task::spawn_blocking(move || node.write_down(&key, &order, in_hand, data_key.as_ref())).await;
         match stored.map_err(|error| NodeError::Failed(error.to_string()))? {
             Ok((manifest, bytes, in_hand)) => {
+                ate_failpoint::reached("node.stored");
                 self.release(op, in_hand);
                 Ok(Stored { manifest, bytes, durable: !self.snapshots.has_tier() })
             }

@@ -36,6 +36,12 @@ pub struct Client {
 }
 
 impl Client {
+    /// Somebody who speaks with whichever server has this socket, and through the router on this port.
+    pub async fn at(socket: PathBuf, port: u16) -> Result<Self, tonic::transport::Error> {
+        let channel = Some(connect(socket).await?);
+        Ok(Self { channel, port, namespace: None, directory: PathBuf::new(), logs: Vec::new() })
+    }
+
     pub fn logged(&self) -> String {
         let read = |path: &PathBuf| std::fs::read_to_string(path).unwrap_or_default();
         match &self.logs[..] {
@@ -164,9 +170,20 @@ spec:
         (status, body)
     }
 
-    pub async fn suspend(&self, atespace: &str, name: &str) {
+    pub async fn try_suspend(&self, atespace: &str, name: &str) -> Result<(), tonic::Status> {
         let actor_ref = Some(reference(atespace, name));
-        let suspended = self.control().suspend_actor(SuspendActorRequest { actor_ref }).await;
+        self.control().suspend_actor(SuspendActorRequest { actor_ref }).await.map(drop)
+    }
+
+    /// The generation that an actor was last suspended at.
+    pub async fn suspended_generation(&self, atespace: &str, name: &str) -> Option<u64> {
+        let request = GetHistoryRequest { atespace: atespace.into(), name: name.into() };
+        let history = self.substrate().get_history(request).await.ok()?.into_inner();
+        history.entries.iter().rfind(|entry| entry.event == "Suspended").map(|entry| entry.generation)
+    }
+
+    pub async fn suspend(&self, atespace: &str, name: &str) {
+        let suspended = self.try_suspend(atespace, name).await;
         suspended.unwrap_or_else(|error| panic!("{name} is not suspended: {error}\n{}", self.logged()));
     }
 
@@ -186,10 +203,18 @@ spec:
         self.control().get_actor(request).await.expect("the actor is there").into_inner().actor.expect("an actor")
     }
 
+    pub async fn workers(&self) -> Vec<Worker> {
+        self.control()
+            .list_workers(ListWorkersRequest::default())
+            .await
+            .expect("workers are listed")
+            .into_inner()
+            .workers
+    }
+
     /// The worker that an actor holds.
     pub async fn worker_of(&self, atespace: &str, name: &str) -> Option<Worker> {
-        let workers = self.control().list_workers(ListWorkersRequest::default()).await.expect("workers").into_inner();
-        workers.workers.into_iter().find(|worker| worker.actor_atespace == atespace && worker.actor_id == name)
+        self.workers().await.into_iter().find(|worker| worker.actor_atespace == atespace && worker.actor_id == name)
     }
 
     /// What an actor has printed, line by line.

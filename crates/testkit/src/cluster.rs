@@ -19,6 +19,19 @@ struct Process {
     child: Option<Child>,
 }
 
+/// Of what a cluster is made.
+#[derive(Clone, Debug, Default)]
+pub struct Shape {
+    pub apis: usize,
+    pub nodes: usize,
+    pub routers: usize,
+    /// Where snapshots are durable, if not in a directory of the cluster's own.
+    pub storage: Option<String>,
+    pub env: Vec<(String, String)>,
+    /// Each node has a disk of its own, of this size.
+    pub disk_bytes: Option<u64>,
+}
+
 /// Replicas are called `api-0`, `api-1`, …, nodes `node-0`, …, routers `router-0`, ….
 #[derive(Debug)]
 pub struct Cluster {
@@ -27,11 +40,19 @@ pub struct Cluster {
     postgres: Server,
     processes: BTreeMap<String, Process>,
     router_ports: Vec<u16>,
+    env: Vec<(String, String)>,
+    /// File systems of nodes.
+    mounted: Vec<PathBuf>,
 }
 
 impl Cluster {
     /// Starts everything and waits until it is up. `program` is the test's `CARGO_BIN_EXE_ate`.
     pub async fn start(program: &str, apis: usize, nodes: usize, routers: usize) -> Self {
+        Self::start_with(program, Shape { apis, nodes, routers, ..Shape::default() }).await
+    }
+
+    pub async fn start_with(program: &str, shape: Shape) -> Self {
+        let Shape { apis, nodes, routers, storage, env, disk_bytes } = shape;
         let directory = tempfile::Builder::new().prefix("ate-cluster-").tempdir().expect("a temporary directory");
         let postgres = tokio::task::spawn_blocking(Server::default).await.expect("PostgreSQL starts");
         let mut cluster = Self {
@@ -40,6 +61,8 @@ impl Cluster {
             postgres,
             processes: BTreeMap::new(),
             router_ports: (0..routers).map(|_| free_port()).collect(),
+            env,
+            mounted: Vec::new(),
         };
         std::fs::create_dir(cluster.storage()).expect("a directory for snapshots");
         let api_ports: Vec<u16> = (0..apis).map(|_| free_port()).collect();
@@ -51,12 +74,15 @@ impl Cluster {
             let store = cluster.postgres.url();
             cluster.add("api", index, &["--listen", &listen, "--store", &store, "--runtime", &runtimes]);
         }
-        let storage = cluster.storage().display().to_string();
+        let storage = storage.unwrap_or_else(|| cluster.storage().display().to_string());
         for index in 0..nodes {
             let (name, listen) = (format!("node-{index}"), format!("127.0.0.1:{}", free_port()));
             let mut arguments = vec!["--name", &name, "--listen", &listen, "--storage", &storage];
             arguments.extend(api.iter().map(String::as_str));
             cluster.add("node", index, &arguments);
+            if let Some(bytes) = disk_bytes {
+                cluster.mount_disk(&name, bytes);
+            }
         }
         for (index, port) in cluster.router_ports.clone().into_iter().enumerate() {
             let listen = format!("127.0.0.1:{port}");
@@ -114,8 +140,56 @@ impl Cluster {
         self.processes[name].child.as_ref().expect("it runs").id()
     }
 
+    /// A file system on a file: what fills it fills nothing else.
+    fn mount_disk(&mut self, name: &str, bytes: u64) {
+        let (file, directory) = (self.directory.path().join(format!("{name}.disk")), self.data(name));
+        std::fs::File::create(&file).and_then(|file| file.set_len(bytes)).expect("a sparse file");
+        std::fs::create_dir(&directory).expect("a directory");
+        let run = |command: &mut Command| {
+            let output = command.output().expect("it starts");
+            assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+        };
+        run(Command::new("mkfs.ext4").args(["-q", "-O", "^has_journal"]).arg(&file));
+        run(Command::new("mount").args(["-o", "loop"]).arg(&file).arg(&directory));
+        self.mounted.push(directory);
+    }
+
+    /// Takes all the room there is on a node's disk; the file that does so gives it back when it is removed.
+    pub fn fill_disk(&self, name: &str) -> PathBuf {
+        let path = self.data(name).join("filling");
+        let file = std::fs::File::create(&path).expect("there is room for a name");
+        let (mut taken, mut step) = (0, 1 << 30);
+        while step >= 4096 {
+            match rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), taken, step) {
+                Ok(()) => taken += step,
+                Err(_) => step /= 2,
+            }
+        }
+        path
+    }
+
+    pub fn router_port(&self, router: usize) -> u16 {
+        self.router_ports[router]
+    }
+
+    /// The names of the processes that do not run.
+    pub fn stopped(&self) -> Vec<String> {
+        let stopped = |(name, process): (&String, &Process)| process.child.is_none().then(|| name.clone());
+        self.processes.iter().filter_map(stopped).collect()
+    }
+
+    /// Whether a process that was started has not ended by itself.
+    pub fn is_alive(&mut self, name: &str) -> bool {
+        let child = self.processes.get_mut(name).and_then(|process| process.child.as_mut());
+        child.is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+
     /// Starts a process again, with what it had.
     pub async fn restart(&mut self, name: &str) {
+        self.restart_with(name, &[]).await;
+    }
+
+    pub async fn restart_with(&mut self, name: &str, env: &[(&str, &str)]) {
         let process = self.processes.get_mut(name).expect("it is one of the cluster");
         assert!(process.child.is_none(), "{name} still runs");
         let log = std::fs::File::options().create(true).append(true).open(&process.log).expect("the log opens");
@@ -124,6 +198,8 @@ impl Cluster {
         let child = Command::new(&self.program)
             .args(&process.arguments)
             .env("ATE_LOG", "info")
+            .envs(self.env.iter().cloned())
+            .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -164,6 +240,14 @@ impl Cluster {
             for name in self.running(role) {
                 self.stop(&name).await;
             }
+        }
+    }
+
+    /// Takes the disks of the nodes away; nothing may use them any more.
+    pub fn unmount(&mut self) {
+        for directory in self.mounted.drain(..) {
+            let status = Command::new("umount").arg(&directory).status().expect("umount starts");
+            assert!(status.success(), "something still uses {}", directory.display());
         }
     }
 
@@ -209,6 +293,10 @@ impl Drop for Cluster {
         }
         for pid in self.worker_pids() {
             signal(pid, rustix::process::Signal::KILL);
+        }
+        for directory in &self.mounted {
+            // Lazily: what a killed worker had open goes with the worker, a moment later.
+            let _ = Command::new("umount").arg("-l").arg(directory).status();
         }
         if std::thread::panicking() {
             for (name, process) in &self.processes {

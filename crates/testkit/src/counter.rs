@@ -14,6 +14,8 @@ pub struct Reply {
     pub memory: i64,
     pub file: i64,
     pub nonce: String,
+    /// As the nonce, but drawn anew at each start and restore.
+    pub launch: String,
     pub generation: u64,
     pub host: String,
 }
@@ -27,6 +29,7 @@ impl Reply {
             memory: json["memory"].as_i64().unwrap_or(-2),
             file: json["file"].as_i64().unwrap_or(-2),
             nonce: text("nonce"),
+            launch: text("launch"),
             generation: json["generation"].as_u64().unwrap_or(0),
             host: text("host"),
         }

@@ -11,7 +11,7 @@ mod machine;
 mod namespace;
 
 pub use client::{Client, pool};
-pub use cluster::Cluster;
+pub use cluster::{Cluster, Shape};
 pub use counter::{Reply, counter_image, shell_image};
 pub use leaks::{HostWide, Leaks};
 pub use machine::{Machine, Said, Setting};

@@ -318,6 +318,7 @@ impl Worker {
         };
         match self.bring_up(&activate, &warm, fds).await {
             Ok(phases) => {
+                ate_failpoint::reached("worker.restored");
                 let tenant =
                     Tenant::new(activate.identity, warm.sandbox, activate.ports, activate.egress, activate.memo);
                 let mut slot = self.slot.lock();
@@ -501,6 +502,7 @@ impl Worker {
             }
             phases.mark("archive");
         }
+        ate_failpoint::reached("worker.checkpointed");
         if abort.is_cancelled() {
             return Err(leaving.stay(&self.events, Refusal::Aborted).await);
         }

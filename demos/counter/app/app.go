@@ -26,6 +26,7 @@ type app struct {
 
 	mu     sync.Mutex
 	memory int64
+	launch launch
 	seeded *rand.Rand
 	eaten  [][]byte
 	kept   []net.Conn
@@ -45,6 +46,7 @@ func newApp(countDir, identityDir string, exit func(code int)) *app {
 func (a *app) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", a.count)
+	mux.HandleFunc("POST /{$}", a.count) // as GET, but nobody on the way may send it twice
 	mux.HandleFunc("GET /peek", a.peek)
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) })
 	mux.HandleFunc("GET /stream", a.stream)
@@ -65,6 +67,7 @@ type answer struct {
 	Memory     int64  `json:"memory"`
 	File       int64  `json:"file"`
 	Nonce      string `json:"nonce"`
+	Launch     string `json:"launch"` // as the nonce, but drawn anew at each start and restore
 	Generation uint64 `json:"generation"`
 	Host       string `json:"host"`
 }
@@ -74,32 +77,35 @@ func (a *app) count(w http.ResponseWriter, r *http.Request) { a.answer(w, r, 1) 
 func (a *app) peek(w http.ResponseWriter, r *http.Request) { a.answer(w, r, 0) }
 
 func (a *app) answer(w http.ResponseWriter, r *http.Request, step int64) {
-	memory, file, err := a.advance(step)
+	said, err := a.advance(step)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	generation, _ := strconv.ParseUint(a.identity("generation"), 10, 64) // 0 outside the platform
-	writeJSON(w, answer{
-		Actor:      a.identity("actor-id"),
-		Memory:     memory,
-		File:       file,
-		Nonce:      a.nonce,
-		Generation: generation,
-		Host:       r.Host,
-	})
+	said.Actor, said.Host = a.identity("actor-id"), r.Host
+	writeJSON(w, said)
+}
+
+// launch is one life of the process on the platform: from one start or restore to the next.
+type launch struct {
+	generation uint64
+	nonce      string // drawn anew by each, so two that claim the same generation give themselves away
 }
 
 // advance moves both counts together or, when the file cannot be written, neither.
-func (a *app) advance(step int64) (memory, file int64, err error) {
+func (a *app) advance(step int64) (answer, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	file, err = a.file.add(step)
+	generation, _ := strconv.ParseUint(a.identity("generation"), 10, 64) // 0 outside the platform
+	if a.launch.nonce == "" || a.launch.generation != generation {
+		a.launch = launch{generation, hex.EncodeToString(randomBytes(8))}
+	}
+	file, err := a.file.add(step)
 	if err != nil {
-		return 0, 0, err
+		return answer{}, err
 	}
 	a.memory += step
-	return a.memory, file, nil
+	return answer{Memory: a.memory, File: file, Nonce: a.nonce, Launch: a.launch.nonce, Generation: generation}, nil
 }
 
 // identity reads a file at each request, since a launch rewrites it under a running process.

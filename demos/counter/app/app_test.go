@@ -127,6 +127,19 @@ func TestIdentityIsReadAtEachRequest(t *testing.T) {
 	}
 }
 
+func TestEachLaunchHasANonceOfItsOwn(t *testing.T) {
+	identity := t.TempDir()
+	f := start(t, t.TempDir(), identity)
+	one, same := f.ask(t, "/"), f.ask(t, "/")
+	if one.Launch == "" || one.Launch != same.Launch {
+		t.Fatalf("one launch: %+v and %+v", one, same)
+	}
+	os.WriteFile(filepath.Join(identity, "generation"), []byte("8\n"), 0o644)
+	if next := f.ask(t, "/"); next.Launch == one.Launch || next.Nonce != one.Nonce {
+		t.Fatalf("the next launch is %+v after %+v", next, one)
+	}
+}
+
 func TestAStreamSendsItsEventsOneByOne(t *testing.T) {
 	f := start(t, t.TempDir(), t.TempDir())
 	f.app.tick = time.Hour // only the first event comes: it must not wait for the others

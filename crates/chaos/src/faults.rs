@@ -1,0 +1,216 @@
+//! What is done to the instance. Each fault is mended before the next, so that every one meets a whole.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use ate_testkit::Cluster;
+use ate_testkit_minio::Minio;
+use rand::Rng;
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rustix::process::Signal;
+
+/// A node's disk: room for images and snapshots, small enough to be filled in a moment.
+pub(crate) const DISK_BYTES: u64 = 1 << 30;
+
+/// What faults are inflicted on.
+pub(crate) struct Site {
+    pub(crate) cluster: Cluster,
+    pub(crate) minio: Minio,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    KillApi,
+    KillNode,
+    /// For longer than its lease: its actors go on elsewhere, and it comes back.
+    LoseNode,
+    /// It neither speaks nor hears for a while, and goes on as if nothing had been.
+    StopNode,
+    KillRouter,
+    KillWorker,
+    StopWorker,
+    KillSandbox,
+    StopDatabase,
+    StopStorage,
+    FillDisk,
+    /// A process ends just between a thing and the telling of it.
+    Failpoint,
+}
+
+impl Fault {
+    const ALL: [(Self, &'static str); 12] = [
+        (Self::KillApi, "kill api"),
+        (Self::KillNode, "kill node"),
+        (Self::LoseNode, "lose node"),
+        (Self::StopNode, "stop node"),
+        (Self::KillRouter, "kill router"),
+        (Self::KillWorker, "kill worker"),
+        (Self::StopWorker, "stop worker"),
+        (Self::KillSandbox, "kill sandbox"),
+        (Self::StopDatabase, "stop database"),
+        (Self::StopStorage, "stop object store"),
+        (Self::FillDisk, "fill disk"),
+        (Self::Failpoint, "failpoint"),
+    ];
+}
+
+pub(crate) struct Faults {
+    dice: StdRng,
+    pub(crate) counts: BTreeMap<&'static str, usize>,
+    told: String,
+    begun: Instant,
+    /// Those not inflicted yet in this round: every one has its turn before one has two.
+    round: Vec<(Fault, &'static str)>,
+    /// The same for the places where a process ends.
+    places: Vec<&'static str>,
+}
+
+impl Faults {
+    pub(crate) fn new(dice: StdRng) -> Self {
+        Self {
+            dice,
+            counts: BTreeMap::new(),
+            told: String::new(),
+            begun: Instant::now(),
+            round: Vec::new(),
+            places: Vec::new(),
+        }
+    }
+
+    /// What was done when.
+    pub(crate) fn told(&self) -> &str {
+        &self.told
+    }
+
+    fn tell(&mut self, what: &str) {
+        let _ = writeln!(self.told, "{:8.3} {what}", self.begun.elapsed().as_secs_f64());
+        eprintln!("{:8.3} {what}", self.begun.elapsed().as_secs_f64());
+    }
+
+    /// Lets it be well for a moment, then inflicts the next fault and mends it.
+    pub(crate) async fn inflict(&mut self, site: &mut Site) {
+        self.wait(500..2500).await;
+        if self.round.is_empty() {
+            self.round = Fault::ALL.to_vec();
+        }
+        let index = self.dice.random_range(0..self.round.len());
+        let (fault, name) = self.round.swap_remove(index);
+        *self.counts.entry(name).or_default() += 1;
+        match fault {
+            Fault::KillApi => self.kill(site, "api", 0..3000).await,
+            Fault::KillNode => self.kill(site, "node", 0..3000).await,
+            Fault::LoseNode => self.kill(site, "node", 17_000..20_000).await,
+            Fault::KillRouter => self.kill(site, "router", 0..1000).await,
+            Fault::StopNode => {
+                let name = self.one_of(&site.cluster.running("node"));
+                let pid = site.cluster.pid(&name);
+                self.stand_still(&name, pid, 5000..20_000).await;
+            }
+            Fault::StopWorker => {
+                if let Some(pid) = site.cluster.worker_pids().choose(&mut self.dice).copied() {
+                    self.stand_still("a worker", pid, 1000..5000).await;
+                }
+            }
+            Fault::KillWorker => self.kill_one("a worker", &site.cluster.worker_pids()),
+            Fault::KillSandbox => self.kill_one("a process of a sandbox", &site.cluster.sandbox_pids()),
+            Fault::StopDatabase => {
+                self.tell("the database crashes");
+                site.cluster.postgres().crash();
+                self.wait(500..4000).await;
+                site.cluster.postgres().resume();
+                self.tell("the database is back");
+            }
+            Fault::StopStorage => {
+                self.tell("the object store crashes");
+                site.minio.crash();
+                self.wait(1000..8000).await;
+                site.minio.resume();
+                self.tell("the object store is back");
+            }
+            Fault::FillDisk => {
+                let name = self.one_of(&site.cluster.running("node"));
+                self.tell(&format!("the disk of {name} is full"));
+                let file = site.cluster.fill_disk(&name);
+                self.wait(2000..8000).await;
+                let _ = std::fs::remove_file(file);
+                self.tell(&format!("the disk of {name} has room again"));
+            }
+            Fault::Failpoint => self.failpoint(site).await,
+        }
+    }
+
+    /// Everything runs again.
+    pub(crate) async fn mend_all(&mut self, site: &mut Site) {
+        self.tell("no more faults");
+        for name in site.cluster.stopped() {
+            site.cluster.restart(&name).await;
+        }
+    }
+
+    async fn kill(&mut self, site: &mut Site, role: &str, gone: std::ops::Range<u64>) {
+        let name = self.one_of(&site.cluster.running(role));
+        self.tell(&format!("kill {name}"));
+        site.cluster.kill(&name).await;
+        self.wait(gone).await;
+        site.cluster.restart(&name).await;
+        self.tell(&format!("{name} is back"));
+    }
+
+    async fn stand_still(&mut self, what: &str, pid: u32, still: std::ops::Range<u64>) {
+        self.tell(&format!("{what} ({pid}) stands still"));
+        Cluster::signal(pid, Signal::STOP);
+        self.wait(still).await;
+        Cluster::signal(pid, Signal::CONT);
+        self.tell(&format!("{what} goes on"));
+    }
+
+    fn kill_one(&mut self, what: &str, pids: &[u32]) {
+        if let Some(&pid) = pids.choose(&mut self.dice) {
+            self.tell(&format!("kill {what} ({pid})"));
+            Cluster::signal(pid, Signal::KILL);
+        }
+    }
+
+    /// Starts a process again so that it ends at a certain place, waits until it has, and starts it without.
+    async fn failpoint(&mut self, site: &mut Site) {
+        if self.places.is_empty() {
+            self.places = ate_failpoint::ALL.to_vec();
+        }
+        let index = self.dice.random_range(0..self.places.len());
+        let place = self.places.swap_remove(index);
+        let role = if place.starts_with("node") || place.starts_with("worker") { "node" } else { "api" };
+        let name = self.one_of(&site.cluster.running(role));
+        self.tell(&format!("{name} is to end at {place}"));
+        site.cluster.kill(&name).await;
+        site.cluster.restart_with(&name, &[("ATE_FAILPOINTS", place)]).await;
+        if place.starts_with("worker") {
+            // Those it adopts know nothing of it.
+            for pid in site.cluster.workers_of(&name) {
+                Cluster::signal(pid, Signal::KILL);
+            }
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(8) && site.cluster.is_alive(&name) {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let reached = !site.cluster.is_alive(&name);
+        site.cluster.kill(&name).await;
+        site.cluster.restart(&name).await;
+        let workers = if place.starts_with("worker") { site.cluster.workers_of(&name) } else { Vec::new() };
+        workers.into_iter().for_each(|pid| Cluster::signal(pid, Signal::KILL));
+        self.tell(&format!("{name} is back{}", if reached { ", it ended there" } else { "" }));
+        if reached {
+            *self.counts.entry("ended at a failpoint").or_default() += 1;
+        }
+    }
+
+    fn one_of(&mut self, names: &[String]) -> String {
+        names.choose(&mut self.dice).expect("every fault is mended before the next").clone()
+    }
+
+    async fn wait(&mut self, millis: std::ops::Range<u64>) {
+        tokio::time::sleep(Duration::from_millis(self.dice.random_range(millis))).await;
+    }
+}

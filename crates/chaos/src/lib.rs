@@ -1,0 +1,122 @@
+//! The real thing under real faults: every role as a process of its own, real gVisor, PostgreSQL and object storage, traffic
+//! that does not wait, and `kill -9` in the middle of it.
+//!
+//! ```text
+//!   traffic.rs   counts actors up and puts them to sleep, and writes down what it saw
+//!   faults.rs    kills, stops and fills whatever there is, one fault after the other, and mends it again
+//!   verdict.rs   afterwards: what was seen can be explained, nobody is stuck, nothing is left
+//! ```
+//!
+//! The faults are drawn from a seed. What they meet is not: this is no simulation.
+
+mod faults;
+mod traffic;
+mod verdict;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ate_testkit::{Cluster, Shape, pool};
+use ate_testkit_minio::Minio;
+use ate_witness::Examined;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use tokio_util::sync::CancellationToken;
+
+use crate::faults::{Faults, Site};
+use crate::traffic::Traffic;
+
+/// More than can run at once, so that they are put to sleep and woken all the time.
+const ACTORS: usize = 8;
+const WORKERS: u32 = 4;
+const ATESPACE: &str = "chaos";
+
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The binary under test.
+    pub program: PathBuf,
+    pub length: Duration,
+    pub seed: u64,
+    /// Where what was seen and said is kept if something is wrong.
+    pub evidence: PathBuf,
+}
+
+#[derive(Debug)]
+pub struct Report {
+    pub faults: BTreeMap<&'static str, usize>,
+    pub examined: Examined,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Examined { actors, answers, unanswered, suspends, generations } = self.examined;
+        writeln!(f, "{actors} actors: {answers} counts answered, {unanswered} not, over {generations} generations")?;
+        writeln!(f, "{suspends} suspends acknowledged as durable")?;
+        let faults: Vec<String> = self.faults.iter().map(|(name, count)| format!("{name} {count}")).collect();
+        write!(f, "faults: {}", faults.join(", "))
+    }
+}
+
+/// Everything from an empty directory to the verdict.
+pub async fn run(plan: &Plan) -> anyhow::Result<Report> {
+    let minio = tokio::task::spawn_blocking(Minio::start).await?;
+    let shape = Shape {
+        apis: 2,
+        nodes: 2,
+        routers: 1,
+        storage: Some("s3".to_owned()),
+        env: minio.environment(),
+        disk_bytes: Some(faults::DISK_BYTES),
+    };
+    let program = plan.program.to_str().ok_or_else(|| anyhow::anyhow!("the program's path is not UTF-8"))?;
+    let cluster = Cluster::start_with(program, shape).await;
+    let client = cluster.client("api-0", 0).await;
+    let template = client.template("counter", "", "  idle: {freezeAfter: 1s, suspendAfter: 3s}");
+    let template = template.replace("gs://snapshots", &format!("s3://{}", ate_testkit_minio::BUCKET));
+    client.apply(&format!("{}---{template}", pool("counter", WORKERS, ""))).await;
+    client.ready("demo", "counter").await;
+    client.create_atespace(ATESPACE).await;
+    for name in actors() {
+        client.create_counter(ATESPACE, &name).await;
+    }
+    let mut site = Site { cluster, minio };
+    let (traffic, stop) = (Arc::new(Traffic::new(&site.cluster)), CancellationToken::new());
+    let running = tokio::spawn(Arc::clone(&traffic).run(plan.seed, stop.clone()));
+    let mut faults = Faults::new(StdRng::seed_from_u64(plan.seed));
+    let until = Instant::now() + plan.length;
+    while Instant::now() < until {
+        faults.inflict(&mut site).await;
+    }
+    faults.mend_all(&mut site).await;
+    stop.cancel();
+    running.await?;
+    let seen = traffic.seen();
+    let judged = verdict::judge(&mut site, &traffic, &seen).await;
+    match judged {
+        Ok(examined) => Ok(Report { faults: faults.counts, examined }),
+        Err(error) => {
+            keep(&plan.evidence, &site.cluster, &seen, faults.told())?;
+            Err(error.context(format!("seed {}: what was seen and said is in {}", plan.seed, plan.evidence.display())))
+        }
+    }
+}
+
+fn actors() -> impl Iterator<Item = String> {
+    (0..ACTORS).map(|index| format!("c{index}"))
+}
+
+fn keep(evidence: &Path, cluster: &Cluster, seen: &[ate_witness::Seen], faults: &str) -> anyhow::Result<()> {
+    std::fs::create_dir_all(evidence)?;
+    let lines: Vec<String> = seen.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
+    std::fs::write(evidence.join("seen.jsonl"), lines.join("\n"))?;
+    std::fs::write(evidence.join("faults.txt"), faults)?;
+    for entry in std::fs::read_dir(cluster.directory())?.flatten() {
+        if entry.path().extension().is_some_and(|extension| extension == "log") {
+            std::fs::copy(entry.path(), evidence.join(entry.file_name()))?;
+        }
+    }
+    Ok(())
+}

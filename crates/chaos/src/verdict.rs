@@ -1,0 +1,83 @@
+//! What must be so when the faults are over.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use ate_testkit::{Client, Leaks};
+use ate_witness::{Examined, Seen};
+
+use crate::faults::Site;
+use crate::traffic::Traffic;
+use crate::{ACTORS, ATESPACE, WORKERS};
+
+/// By then every lease has run out and every retry has had its turn.
+const WITHIN: Duration = Duration::from_secs(180);
+
+pub(crate) async fn judge(site: &mut Site, traffic: &Traffic, seen: &[Seen]) -> anyhow::Result<Examined> {
+    // Nobody is stuck: everybody answers, and what they say goes with what was seen.
+    for actor in crate::actors() {
+        let begun = Instant::now();
+        while traffic.count(&actor).await.is_none() {
+            if begun.elapsed() > WITHIN {
+                bail!("actor {actor} does not answer any more");
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+    let seen = [seen, &traffic.seen()[seen.len()..]].concat();
+    let examined = ate_witness::examine(&seen).context("what clients saw cannot be explained")?;
+
+    // Nobody needs a worker when everybody sleeps, and nothing is under way.
+    let api = site.cluster.running("api").first().context("a replica runs")?.clone();
+    let client = site.cluster.client(&api, 0).await;
+    for actor in crate::actors() {
+        settled(&format!("{actor} is suspended"), || suspended(&client, &actor)).await?;
+    }
+    settled("every worker is there, and free", || free(&client)).await?;
+    settled("no operation is left", || async { operations(site) == 0 }).await?;
+    settled("nothing is stored that nobody refers to", || async { manifests(site) == ACTORS + 1 })
+        .await
+        .with_context(|| format!("{} snapshots for {ACTORS} actors and their template", manifests(site)))?;
+
+    site.cluster.stop_all().await;
+    site.cluster.unmount();
+    let leaks = Leaks::of(site.cluster.directory(), None);
+    if !leaks.processes.is_empty() || !leaks.loops.is_empty() {
+        bail!("something is left: {leaks}");
+    }
+    Ok(examined)
+}
+
+async fn settled<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    while !holds().await {
+        if begun.elapsed() > WITHIN {
+            bail!("waited in vain until {what}");
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    Ok(())
+}
+
+async fn suspended(client: &Client, actor: &str) -> bool {
+    client.actor(ATESPACE, actor).await.status().as_str_name() == "STATUS_SUSPENDED"
+}
+
+async fn free(client: &Client) -> bool {
+    let workers = client.workers().await;
+    workers.len() == WORKERS as usize && workers.iter().all(|worker| worker.actor_id.is_empty())
+}
+
+fn operations(site: &Site) -> usize {
+    let counted = site.cluster.postgres().sql("SELECT count(*) FROM ate.records WHERE kind = 'operation'");
+    counted.trim().parse().unwrap_or(usize::MAX)
+}
+
+fn manifests(site: &Site) -> usize {
+    fn below(directory: &std::path::Path) -> usize {
+        let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+        // An object is a directory of its name.
+        entries.map(|entry| if entry.file_name() == "manifest.json" { 1 } else { below(&entry.path()) }).sum()
+    }
+    below(&site.minio.directory().join(ate_testkit_minio::BUCKET))
+}

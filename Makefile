@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 
-.PHONY: demo build setup test test-go bench sim mutations lint fmt
+.PHONY: demo build setup test test-go bench sim mutations chaos lint fmt
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
@@ -55,6 +55,14 @@ sim:
 # Puts bugs into a copy of the control plane, one at a time, and sees whether the simulation finds each.
 mutations:
 	@cargo run --quiet --release -p ate-sim --bin mutate -- 300
+
+# The real thing under real faults: `make chaos MINUTES=10`; SEED draws the same faults again. What was seen and said is kept
+# in target/chaos if anything is wrong.
+MINUTES ?= 10
+chaos: setup
+	@cargo build --quiet --release -p ate -p ate-chaos
+	@$(TARGET)/release/chaos --ate $(TARGET)/release/ate --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
+		--evidence $(TARGET)/chaos
 
 DENY := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ate/tools/cargo-deny-0.19.0/bin/cargo-deny
 lint: setup

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ate_proto::ate::v1::substrate_client::SubstrateClient;
-use ate_proto::ate::v1::{ApplyRequest, GetHistoryRequest, GetObjectRequest, HistoryEntry, LogsRequest};
+use ate_proto::ate::v1::{
+    ApplyRequest, GetHistoryRequest, GetObjectRequest, HistoryEntry, LogsRequest, WatchActorsRequest, actor_event,
+};
 use ate_proto::ateapi::control_client::ControlClient;
 use ate_proto::ateapi::{
     Actor, ActorRef, CreateActorRequest, CreateAtespaceRequest, GetActorRequest, ListWorkersRequest, PauseActorRequest,
@@ -201,6 +203,19 @@ spec:
     pub async fn actor(&self, atespace: &str, name: &str) -> Actor {
         let request = GetActorRequest { actor_ref: Some(reference(atespace, name)) };
         self.control().get_actor(request).await.expect("the actor is there").into_inner().actor.expect("an actor")
+    }
+
+    pub async fn uid(&self, atespace: &str, name: &str) -> String {
+        let request = WatchActorsRequest { atespace: Some(atespace.into()), resume_version: 0 };
+        let mut events = self.substrate().watch_actors(request).await.expect("actors are watched").into_inner();
+        while let Some(event) = events.message().await.expect("actors are listed") {
+            if let Some(actor_event::Event::Changed(state)) = event.event
+                && state.actor.is_some_and(|actor| actor.actor_id == name)
+            {
+                return state.uid;
+            }
+        }
+        panic!("{name} is not listed")
     }
 
     pub async fn workers(&self) -> Vec<Worker> {

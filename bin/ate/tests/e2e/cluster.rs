@@ -1,6 +1,9 @@
 //! Roles as processes of their own: replicas of the API on PostgreSQL, nodes, a router.
 
+use ate_name::{ActorUid, Generation};
+use ate_preface::{Preface, PrefaceError, offer};
 use ate_testkit::{Client, Cluster};
+use tokio::net::UnixStream;
 
 use crate::ATE;
 
@@ -32,5 +35,101 @@ async fn any_replica_serves_any_call_and_actors_move_between_nodes() {
     let second = node_of(&one, "a").await;
     assert_ne!(first, second);
     cluster.restart(&first).await;
+    cluster.stop_all().await;
+}
+
+/// What the worker that has an actor says to a router that looks for it at a generation.
+async fn verdict(worker: &std::path::Path, uid: &str, generation: u64) -> Result<(), PrefaceError> {
+    let mut stream = UnixStream::connect(worker).await.expect("the worker lives");
+    let uid = ActorUid::parse(uid).expect("a uid");
+    offer(&mut stream, &Preface { uid, generation: Generation::new(generation), port: 80 }).await
+}
+
+#[tokio::test]
+async fn actors_of_a_lost_node_go_on_elsewhere_and_it_does_no_harm_when_it_comes_back() {
+    let mut cluster = Cluster::start(ATE, 1, 2, 1).await;
+    let client = cluster.client("api-0", 0).await;
+    client.apply_counter(4, "  idle: {}").await;
+    client.create_atespace("space").await;
+    client.create_counter("space", "a").await;
+    client.count("space", "a").await;
+    client.suspend("space", "a").await;
+    let before = client.count("space", "a").await;
+    assert_eq!(before.memory, 2);
+    let (lost, worker) = (node_of(&client, "a").await, client.worker_of("space", "a").await.expect("it runs"));
+    let socket = cluster.data(&lost).join("node/workers").join(&worker.worker_pod_uid).join("link/ingress.sock");
+    let uid = client.uid("space", "a").await;
+    assert!(verdict(&socket, &uid, before.generation).await.is_ok(), "whoever knows where it is can meet it");
+
+    // Its workers live, but nobody renews their lease.
+    cluster.kill(&lost).await;
+    let held = || async { verdict(&socket, &uid, before.generation).await.is_err() };
+    client.until("its worker holds it", held).await;
+    let elsewhere = || async { client.get("space", "a", "/").await.0 == 200 };
+    client.until("it goes on elsewhere", elsewhere).await;
+    let after = client.count("space", "a").await;
+    assert_eq!(after.memory, 3, "from its last snapshot: one count was nobody's but its memory's");
+    assert!(after.generation > before.generation);
+    assert_ne!(node_of(&client, "a").await, lost);
+    assert!(verdict(&socket, &uid, before.generation).await.is_err(), "and nobody meets the old one");
+    let history = client.history("space", "a").await;
+    let reason = history.iter().find(|entry| entry.event == "Lost").expect("its history says so");
+    assert!(reason.detail.contains("silent"), "{reason:?}");
+
+    // It was given up, ends what it has and begins anew.
+    let old = cluster.workers_of(&lost);
+    cluster.restart(&lost).await;
+    let anew = || async {
+        let workers = cluster.workers_of(&lost);
+        workers.len() == 2 && workers.iter().all(|pid| !old.contains(pid))
+    };
+    client.until("it has workers of its own again", anew).await;
+    assert_eq!(client.count("space", "a").await.memory, 4);
+    cluster.stop_all().await;
+}
+
+#[tokio::test]
+async fn a_replica_that_is_killed_under_load_loses_nothing_and_leaves_nobody_stuck() {
+    let mut cluster = Cluster::start(ATE, 2, 1, 1).await;
+    let one = cluster.client("api-0", 0).await;
+    one.apply_counter(4, "  idle: {}").await;
+    one.create_atespace("space").await;
+    let names: Vec<String> = (0..8).map(|index| format!("a{index}")).collect();
+    for name in &names {
+        one.create_counter("space", name).await;
+        assert_eq!(one.count("space", name).await.memory, 1);
+        one.suspend("space", name).await;
+    }
+    // Half of them are being woken or put to sleep by the one that dies.
+    let busy: Vec<_> = names
+        .iter()
+        .map(|name| {
+            let (client, name) = (one.clone(), name.clone());
+            tokio::spawn(async move {
+                let _ = client.resume("space", &name, false).await;
+                let _ = client.try_suspend("space", &name).await;
+            })
+        })
+        .collect();
+    let other = cluster.client("api-1", 0).await;
+    let begun = || async {
+        let workers = other.workers().await;
+        workers.iter().filter(|worker| !worker.actor_id.is_empty()).count() >= 2
+    };
+    other.until("some are on their way", begun).await;
+    cluster.kill("api-0").await;
+    for task in busy {
+        let _ = task.await;
+    }
+    for name in &names {
+        let answers = || async { other.get("space", name, "/").await.0 == 200 };
+        other.until("it answers", answers).await;
+        assert_eq!(other.count("space", name).await.memory, 3, "{name} has lost nothing");
+        let rests = || async { other.try_suspend("space", name).await.is_ok() };
+        other.until("it can be put to sleep", rests).await;
+    }
+    let free = || async { other.workers().await.iter().all(|worker| worker.actor_id.is_empty()) };
+    other.until("every worker is free", free).await;
+    cluster.restart("api-0").await;
     cluster.stop_all().await;
 }

@@ -139,7 +139,9 @@ async fn kill_9_while_one_actor_is_stored_keeps_the_next_one_in_its_worker() {
     machine.restart().await;
     assert_eq!(machine.count("space", "next").await.memory, 2, "it was adopted as it ran");
     machine.suspend("space", "next").await;
-    assert_eq!(machine.count("space", "large").await.memory, 2, "and the other was stored after all");
+    let stored = || async { machine.history("space", "large").await.iter().any(|entry| entry.event == "Suspended") };
+    machine.until("the other is stored after all", stored).await;
+    assert_eq!(machine.count("space", "large").await.memory, 2, "memory and all");
     machine.suspend("space", "large").await;
     assert_eq!(machine.count("space", "next").await.memory, 3);
     machine.stop().await;

@@ -1,6 +1,7 @@
 //! The binary as a user runs it, on real gVisor. Needs root.
 
 mod bench;
+mod chaos;
 mod cluster;
 mod cycles;
 mod faults;

@@ -48,6 +48,8 @@ pub const PERMISSIONS: &[(&str, Permission)] = &[
     ("ate.v1.Substrate/GetHistory", Permission::Read),
     ("ate.v1.Substrate/Logs", Permission::Actor),
     ("ate.v1.Substrate/Exec", Permission::Actor),
+    ("ate.v1.Substrate/GetQuota", Permission::Read),
+    ("ate.v1.Substrate/SetQuota", Permission::Administer),
     ("ate.v1.Substrate/RenewNode", Permission::Serve),
     ("ate.v1.Substrate/GetInfo", Permission::Anyone),
     ("ate.v1.Node/Carry", Permission::Order),

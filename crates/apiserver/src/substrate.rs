@@ -41,6 +41,10 @@ fn key(atespace: &str, name: &str) -> Result<ActorKey, Status> {
     ActorKey::parse(atespace, name).map_err(|_| Status::not_found(format!("Actor {name} not found")))
 }
 
+fn atespace(text: String) -> Result<AtespaceName, Status> {
+    AtespaceName::parse(text).map_err(|error| Status::invalid_argument(format!("invalid atespace: {error}")))
+}
+
 fn kind(text: &str) -> Result<ate_object::Kind, Status> {
     text.parse().map_err(|error: ate_object::UnknownKind| Status::invalid_argument(error.to_string()))
 }
@@ -125,10 +129,7 @@ impl substrate_server::Substrate for SubstrateService {
 
     async fn watch_actors(&self, request: Request<WatchActorsRequest>) -> Answer<Self::WatchActorsStream> {
         let request = request.into_inner();
-        let parse = |text: String| {
-            AtespaceName::parse(text).map_err(|error| Status::invalid_argument(format!("invalid atespace: {error}")))
-        };
-        let atespace = request.atespace.map(parse).transpose()?;
+        let atespace = request.atespace.map(atespace).transpose()?;
         let after = (request.resume_version > 0).then_some(request.resume_version);
         let changes = self.control.watch_actors(atespace.as_ref(), after).await.map_err(status)?;
         let control = Arc::clone(&self.control);
@@ -252,6 +253,27 @@ impl substrate_server::Substrate for SubstrateService {
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 
+    async fn get_quota(&self, request: Request<GetQuotaRequest>) -> Answer<QuotaStatus> {
+        let name = atespace(request.into_inner().atespace)?;
+        self.quota_status(&name).await
+    }
+
+    async fn set_quota(&self, request: Request<SetQuotaRequest>) -> Answer<QuotaStatus> {
+        let request = request.into_inner();
+        let (name, quota) = (atespace(request.atespace)?, request.quota.unwrap_or_default());
+        let quota = ate_control::Quota {
+            actors: quota.actors,
+            running: quota.running,
+            snapshot_bytes: quota.snapshot_bytes,
+            wakes_per_second: quota.wakes_per_second,
+        };
+        if quota.wakes_per_second == Some(0) {
+            return Err(Status::invalid_argument("wakes per second: at least 1; to let nobody wake, allow 0 running"));
+        }
+        self.control.set_quota(&name, quota).await.map_err(status)?;
+        self.quota_status(&name).await
+    }
+
     async fn renew_node(&self, request: Request<RenewNodeRequest>) -> Answer<RenewNodeResponse> {
         let RenewNodeRequest { node, session, endpoint, leaving } = request.into_inner();
         let name = ate_name::check_dns_subdomain(&node).then(|| NodeName::new(node));
@@ -285,6 +307,22 @@ impl substrate_server::Substrate for SubstrateService {
 }
 
 impl SubstrateService {
+    async fn quota_status(&self, name: &AtespaceName) -> Answer<QuotaStatus> {
+        let (quota, usage) = self.control.quota(name).await.map_err(status)?;
+        Ok(Response::new(QuotaStatus {
+            atespace: name.to_string(),
+            quota: Some(Quota {
+                actors: quota.actors,
+                running: quota.running,
+                snapshot_bytes: quota.snapshot_bytes,
+                wakes_per_second: quota.wakes_per_second,
+            }),
+            actors: usage.actors,
+            running: usage.running,
+            snapshot_bytes: usage.snapshot_bytes,
+        }))
+    }
+
     fn objects(&self, kind: ate_object::Kind) -> Vec<Object> {
         let plain = |object: ate_object::Object, status: Option<serde_json::Value>| {
             let ObjectKey { namespace, name } = object.key();

@@ -20,6 +20,7 @@ mod history;
 mod human;
 mod logs;
 mod manifests;
+mod quota;
 mod session;
 mod show;
 mod table;
@@ -37,6 +38,7 @@ pub use exec::ExecArgs;
 pub use get::GetArgs;
 pub use history::HistoryArgs;
 pub use logs::LogsArgs;
+pub use quota::QuotaArgs;
 pub use terminal::Terminal;
 
 use errors::CliError;
@@ -128,6 +130,8 @@ pub enum Verb {
     Exec(ExecArgs),
     /// Show what has happened to an actor
     History(HistoryArgs),
+    /// Show or change what an atespace may use
+    Quota(QuotaArgs),
     /// Print a script that completes commands in a shell
     #[command(after_help = "Examples:
   source <(ate completion bash)
@@ -201,6 +205,7 @@ async fn ask(verb: Verb, session: &mut Session<'_>) -> Result<u8, CliError> {
         Verb::Logs(args) => logs::run(args, session).await?,
         Verb::Exec(args) => return exec::run(args, session).await,
         Verb::History(args) => history::run(args, session).await?,
+        Verb::Quota(args) => quota::run(args, session).await?,
         Verb::Completion { .. } | Verb::Admin { .. } => unreachable!("these need no session and have been done"),
     }
     Ok(0)

@@ -101,10 +101,14 @@ impl Control {
         if !is_golden(key) {
             change = change.put(made_from_key(made_from.uid, key), Vec::new());
         }
+        let change = self.count_created(change, key)?;
         let change = self.with_history(change, &actor, 1, None, Note::new("Created"));
         match self.store.commit(change).await {
             Ok(_) => Ok(Versioned { actor, version: 1 }),
             Err(CommitError::Conflict { guard: Guard::Present(key) }) if key.kind() == Kind::Template => Err(missing()),
+            Err(CommitError::Conflict { guard }) if matches!(guard, Guard::AtMost(..)) => {
+                Err(CommitError::Conflict { guard }.into())
+            }
             Err(CommitError::Conflict { guard: Guard::Present(_) }) => {
                 Err(ControlError::precondition(format!("Atespace {} not found", key.atespace)))
             }
@@ -166,6 +170,7 @@ impl Control {
     /// key nothing could be read from them; they are removed right behind.
     pub(crate) async fn delete_with(self: &Arc<Self>, change: Change, actor: &Actor) -> Result<(), CommitError> {
         let (driver, forget) = (self.new_operation(), Forget::all(actor));
+        let change = self.count_deleted(change, actor);
         let ended = actor.pending().fold(change, |change, op| change.delete(operation_key(op)));
         self.store.commit(self.with_forget(ended, driver.op, forget.clone())).await?;
         let _ = tokio::time::timeout(SEEN_GONE, self.forget_behind(driver, forget)).await;

@@ -6,7 +6,7 @@ use crate::{Code, Control, ControlError};
 
 impl Control {
     pub async fn create_atespace(&self, name: &AtespaceName) -> Result<(), ControlError> {
-        let record = AtespaceRecord { name: name.clone(), unknown: Default::default() };
+        let record = AtespaceRecord { name: name.clone(), quota: Default::default(), unknown: Default::default() };
         match self.store.commit(Change::new().create(atespace_key(name), encode(&record))).await {
             Ok(_) => Ok(()),
             Err(CommitError::Conflict { .. }) => {
@@ -19,7 +19,7 @@ impl Control {
     pub async fn get_atespace(&self, name: &AtespaceName) -> Result<(), ControlError> {
         match self.store.get(&atespace_key(name)).await? {
             Some(_) => Ok(()),
-            None => Err(ControlError::new(Code::NotFound, format!("Atespace {name} not found"))),
+            None => Err(ControlError::atespace_not_found(name)),
         }
     }
 
@@ -31,14 +31,12 @@ impl Control {
     pub async fn delete_atespace(&self, name: &AtespaceName) -> Result<(), ControlError> {
         let key = atespace_key(name);
         let change = Change::new().guard(Guard::Present(key.clone())).guard(Guard::Empty(actors_of(name))).delete(key);
-        match self.store.commit(change).await {
+        match self.store.commit(Self::without_counts(change, name)).await {
             Ok(_) => Ok(()),
             Err(CommitError::Conflict { guard: Guard::Empty(_) }) => {
                 Err(ControlError::precondition(format!("Atespace {name} is not empty")))
             }
-            Err(CommitError::Conflict { .. }) => {
-                Err(ControlError::new(Code::NotFound, format!("Atespace {name} not found")))
-            }
+            Err(CommitError::Conflict { .. }) => Err(ControlError::atespace_not_found(name)),
             Err(error) => Err(error.into()),
         }
     }

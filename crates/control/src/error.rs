@@ -40,6 +40,10 @@ impl ControlError {
         Self::new(Code::NotFound, format!("Actor {name} not found"))
     }
 
+    pub(crate) fn atespace_not_found(name: &ate_name::AtespaceName) -> Self {
+        Self::new(Code::NotFound, format!("Atespace {name} not found"))
+    }
+
     pub(crate) fn conflict() -> Self {
         Self::new(Code::Aborted, "concurrent update conflict, please retry")
     }
@@ -79,7 +83,7 @@ impl From<Fault> for ControlError {
 impl From<CommitError> for ControlError {
     fn from(error: CommitError) -> Self {
         match error {
-            CommitError::Conflict { .. } => Self::conflict(),
+            CommitError::Conflict { guard } => crate::quota::exceeded(&guard).unwrap_or_else(Self::conflict),
             CommitError::Fault(fault) => fault.into(),
             CommitError::TooLarge { what, limit, .. } => Self::invalid(format!("too large: at most {limit} {what}")),
             CommitError::WrittenTwice { key } => {

@@ -114,6 +114,7 @@ impl Control {
                     self.forget_worker(worker);
                 }
             }
+            Kind::Atespace => self.note_atespace(key, record)?,
             Kind::Template | Kind::Pool | Kind::Config => self.catalog.take(key, record)?,
             Kind::Node => match record {
                 Some(record) => self.note_node(record)?,

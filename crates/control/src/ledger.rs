@@ -77,6 +77,7 @@ impl Control {
         if let Some((driver, forget)) = &forget {
             change = self.with_forget(change, driver.op, forget.clone());
         }
+        change = self.count_between(change, &read.value, &actor)?;
         let worker = actor.lease().or(read.value.lease()).map(|lease| lease.pod.clone());
         change = self.with_history(change, &actor, read.record.version + 1, worker, note);
         let committed = self.store.commit(change).await?;

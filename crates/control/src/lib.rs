@@ -25,6 +25,7 @@ mod golden;
 mod idle;
 mod ledger;
 mod nodes;
+mod quota;
 mod reconcile;
 mod records;
 mod replicas;
@@ -48,6 +49,7 @@ pub use catalog::{Applied, Template, TemplatePhase, TemplateStatus};
 pub use drain::Share;
 pub use error::{Code, ControlError};
 pub use nodes::{Registration, Renewal};
+pub use quota::{Quota, Usage};
 pub use records::{Assignee, HistoryEntry, NodeRecord, WorkerRecord};
 pub use replicas::Replicas;
 
@@ -114,6 +116,8 @@ pub struct Control {
     driving: drive::Driving,
     emptying: Mutex<std::collections::BTreeSet<ate_name::WorkerUid>>,
     catalog: catalog::Catalog,
+    /// Of those atespaces that have limits.
+    quotas: parking_lot::RwLock<std::collections::HashMap<ate_name::AtespaceName, Quota>>,
     fleet: Mutex<Fleet>,
     /// Workers that this process is about to bind.
     reserved: Mutex<std::collections::BTreeSet<ate_name::WorkerUid>>,

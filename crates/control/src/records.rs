@@ -12,7 +12,7 @@ use ate_store::{Key, Kind, MAX_PAGE_RECORDS, Prefix, Record};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::{Code, Control, ControlError};
+use crate::{Code, Control, ControlError, Quota};
 
 type Unknown = BTreeMap<String, serde_json::Value>;
 
@@ -80,6 +80,8 @@ pub struct Assignee {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct AtespaceRecord {
     pub(crate) name: AtespaceName,
+    #[serde(default, skip_serializing_if = "Quota::is_unlimited")]
+    pub(crate) quota: Quota,
     #[serde(flatten)]
     pub(crate) unknown: Unknown,
 }

@@ -34,6 +34,7 @@ impl Control {
             keys,
             settings,
             catalog: catalog::Catalog::new(),
+            quotas: Default::default(),
             fleet: Mutex::default(),
             reserved: Mutex::default(),
             freed: tokio::sync::Notify::new(),
@@ -50,7 +51,8 @@ impl Control {
     pub async fn start(self: &Arc<Self>) -> Result<(), ControlError> {
         let since = self.store.revision().await?;
         self.load().await?;
-        for kind in [Kind::Actor, Kind::Worker, Kind::Template, Kind::Pool, Kind::Config, Kind::Replica, Kind::Node] {
+        let kinds = [Kind::Actor, Kind::Worker, Kind::Atespace, Kind::Template, Kind::Pool, Kind::Config];
+        for kind in kinds.into_iter().chain([Kind::Replica, Kind::Node]) {
             self.tasks.spawn(Arc::clone(self).keep_following(kind, since));
         }
         self.tasks.spawn(Arc::clone(self).keep_beating());
@@ -59,6 +61,7 @@ impl Control {
 
     async fn load(&self) -> Result<(), ControlError> {
         self.load_catalog().await?;
+        self.load_quotas().await?;
         self.load_workers().await?;
         self.load_replicas().await?;
         self.load_nodes().await

@@ -82,7 +82,7 @@ impl Shared {
             .iter()
             .filter_map(|write| match write {
                 Write::Put(key, value) => Some((key.clone(), value.to_vec())),
-                Write::Delete(_) => None,
+                Write::Delete(_) | Write::Add { .. } => None,
             })
             .collect();
         let committed = self.memory.commit(change).await?;

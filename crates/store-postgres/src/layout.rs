@@ -181,7 +181,8 @@ impl Statements {
         Self {
             lock: with_schema("SELECT layout, revision FROM {schema}.head FOR UPDATE"),
             find: with_schema(
-                "SELECT asked.position, record.version, record.revision
+                "SELECT asked.position, record.version, record.revision,
+                    CASE WHEN record.kind = 'count' THEN record.value END
                 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked(kind, path, position)
                 JOIN {schema}.records AS record ON record.kind = asked.kind AND record.path = asked.path",
             ),

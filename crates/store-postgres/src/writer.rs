@@ -3,7 +3,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ate_store::{Fault, Group, Guard, Key, Mutation, Prefix, Record, Request, Revision, Stage, Verdict, View, Write};
-use bytes::Bytes;
 use futures::future::{join, try_join4};
 use tokio::time::Instant;
 use tokio_postgres::{Client, Error, Row, Statement};
@@ -154,7 +153,7 @@ fn group_length(waiting: &VecDeque<Request>) -> usize {
         }
         deleted.extend(change.writes.iter().filter_map(|write| match write {
             Write::Delete(key) => Some(key),
-            Write::Put(..) => None,
+            Write::Put(..) | Write::Add { .. } => None,
         }));
     }
     waiting.len()
@@ -179,9 +178,11 @@ impl Question {
         for Request { change, .. } in group {
             for guard in &change.guards {
                 match guard {
-                    Guard::Version(key, _) | Guard::Revision(key, _) | Guard::Absent(key) | Guard::Present(key) => {
-                        keys.insert(key.clone());
-                    }
+                    Guard::Version(key, _)
+                    | Guard::Revision(key, _)
+                    | Guard::Absent(key)
+                    | Guard::Present(key)
+                    | Guard::AtMost(key, _) => drop(keys.insert(key.clone())),
                     Guard::Empty(prefix) => drop(prefixes.insert(prefix.clone())),
                 }
             }
@@ -190,7 +191,7 @@ impl Question {
         Self { keys: keys.into_iter().collect(), prefixes: prefixes.into_iter().collect() }
     }
 
-    /// Values are not asked for: no guard looks at them.
+    /// Only the values of numbers are asked for: no guard looks at others.
     fn answered(self, answers: &Answers) -> Result<Overlay, Fault> {
         fn at<T>(items: &[T], row: &Row) -> Result<usize, Fault> {
             let position = usize::try_from(column::<i64>(row, 0)? - 1).ok().filter(|at| *at < items.len());
@@ -201,7 +202,8 @@ impl Question {
             let key = self.keys[at(&self.keys, row)?].clone();
             let version = unsigned(row, 1)?;
             let revision = Revision(unsigned(row, 2)?);
-            records.insert(key.clone(), Record { key, version, revision, value: Bytes::new() });
+            let value = column::<Option<Vec<u8>>>(row, 3)?.unwrap_or_default().into();
+            records.insert(key.clone(), Record { key, version, revision, value });
         }
         let vacant = answers.vacant.iter().map(|row| Ok(self.prefixes[at(&self.prefixes, row)?].clone()));
         Ok(Overlay { records, vacant: vacant.collect::<Result<_, Fault>>()? })

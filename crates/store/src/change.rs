@@ -70,6 +70,8 @@ pub enum Guard {
     Present(Key),
     /// No record exists below the prefix.
     Empty(Prefix),
+    /// The number is no larger. One that was never added to is zero.
+    AtMost(Key, u64),
 }
 
 impl fmt::Display for Guard {
@@ -80,6 +82,7 @@ impl fmt::Display for Guard {
             Guard::Absent(key) => write!(f, "{key} absent"),
             Guard::Present(key) => write!(f, "{key} present"),
             Guard::Empty(prefix) => write!(f, "nothing below {prefix}"),
+            Guard::AtMost(key, most) => write!(f, "{key} at most {most}"),
         }
     }
 }
@@ -89,12 +92,19 @@ pub enum Write {
     Put(Key, Bytes),
     /// Deleting what does not exist is no error and no event.
     Delete(Key),
+    /// Adds to a number of [`Kind::Count`], or to `from` if that is larger; never below zero. Nobody has to read it first,
+    /// so those who add at once are never in each other's way.
+    Add {
+        key: Key,
+        by: i64,
+        from: u64,
+    },
 }
 
 impl Write {
     pub fn key(&self) -> &Key {
         match self {
-            Write::Put(key, _) | Write::Delete(key) => key,
+            Write::Put(key, _) | Write::Delete(key) | Write::Add { key, .. } => key,
         }
     }
 }
@@ -123,6 +133,15 @@ impl Change {
 
     pub fn delete(mut self, key: Key) -> Self {
         self.writes.push(Write::Delete(key));
+        self
+    }
+
+    pub fn add(self, key: Key, by: i64) -> Self {
+        self.add_from(key, by, 0)
+    }
+
+    pub fn add_from(mut self, key: Key, by: i64, from: u64) -> Self {
+        self.writes.push(Write::Add { key, by, from });
         self
     }
 
@@ -248,6 +267,7 @@ pub fn judge(view: &dyn View, change: &Change, revision: Revision) -> Result<(Ve
             Guard::Absent(key) => view.record(key)?.is_none(),
             Guard::Present(key) => view.record(key)?.is_some(),
             Guard::Empty(prefix) => view.is_empty(prefix)?,
+            Guard::AtMost(key, most) => number(view.record(key)?.as_ref())? <= *most,
         };
         if !holds {
             return Err(CommitError::Conflict { guard: guard.clone() });
@@ -265,7 +285,20 @@ pub fn judge(view: &dyn View, change: &Change, revision: Revision) -> Result<(Ve
             }
             Write::Delete(key) if before.is_some() => mutations.push(Mutation::Deleted(key.clone())),
             Write::Delete(_) => {}
+            Write::Add { key, by, from } => {
+                let value = number(before.as_ref())?.max(*from).saturating_add_signed(*by).to_string().into();
+                let version = before.map_or(0, |record| record.version) + 1;
+                mutations.push(Mutation::Put(Record { key: key.clone(), version, revision, value }));
+            }
         }
     }
     Ok((versions, mutations))
+}
+
+/// What a record of [`Kind::Count`] says.
+pub fn number(record: Option<&Record>) -> Result<u64, Fault> {
+    let Some(record) = record else { return Ok(0) };
+    let text = std::str::from_utf8(&record.value).ok();
+    text.and_then(|text| text.parse().ok())
+        .ok_or_else(|| Fault::Corrupt { reason: format!("{} is not a number", record.key) })
 }

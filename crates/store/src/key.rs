@@ -20,11 +20,13 @@ pub enum Kind {
     History,
     Replica,
     Node,
+    /// Numbers that changes add to.
+    Count,
     Meta,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 11] = [
+    pub const ALL: [Kind; 12] = [
         Kind::Actor,
         Kind::Worker,
         Kind::Atespace,
@@ -35,6 +37,7 @@ impl Kind {
         Kind::History,
         Kind::Replica,
         Kind::Node,
+        Kind::Count,
         Kind::Meta,
     ];
 
@@ -51,6 +54,7 @@ impl Kind {
             Kind::History => "history",
             Kind::Replica => "replica",
             Kind::Node => "node",
+            Kind::Count => "count",
             Kind::Meta => "meta",
         }
     }

@@ -43,7 +43,7 @@ use async_trait::async_trait;
 
 pub use change::{
     Change, Committed, Event, Guard, MAX_CHANGE_BYTES, MAX_CHANGE_ITEMS, MAX_PAGE_BYTES, MAX_PAGE_RECORDS, MAX_VALUE,
-    Mutation, Page, PageFiller, Record, Revision, View, Write, judge,
+    Mutation, Page, PageFiller, Record, Revision, View, Write, judge, number,
 };
 pub use error::{CommitError, Fault, WatchError};
 pub use feed::{Feed, FeedLimits, Watch};

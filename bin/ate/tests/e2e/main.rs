@@ -14,6 +14,7 @@ mod pinning;
 mod pools;
 mod protocols;
 mod public_client;
+mod quotas;
 mod snapshots;
 
 /// The binary under test.

@@ -310,6 +310,18 @@ impl substrate_server::Substrate for Fake {
         Ok(Response::new(Box::pin(list.chain(changes))))
     }
 
+    async fn get_quota(&self, _: Request<GetQuotaRequest>) -> Answer<QuotaStatus> {
+        Err(Status::unimplemented("not in this fake"))
+    }
+
+    async fn set_quota(&self, _: Request<SetQuotaRequest>) -> Answer<QuotaStatus> {
+        Err(Status::unimplemented("not in this fake"))
+    }
+
+    async fn renew_node(&self, _: Request<RenewNodeRequest>) -> Answer<RenewNodeResponse> {
+        Err(Status::unimplemented("not in this fake"))
+    }
+
     async fn get_history(&self, request: Request<GetHistoryRequest>) -> Answer<GetHistoryResponse> {
         let GetHistoryRequest { atespace, name } = request.into_inner();
         self.actor(Some(ActorRef { atespace, name }))?;

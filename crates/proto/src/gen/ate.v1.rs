@@ -884,6 +884,87 @@ impl ::prost::Name for PoolShare {
         "/ate.v1.PoolShare".into()
     }
 }
+/// Limits of an atespace; an absent one is none. RESOURCE_EXHAUSTED once one is reached.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Quota {
+    #[prost(uint64, optional, tag = "1")]
+    pub actors: ::core::option::Option<u64>,
+    /// Those that hold a worker.
+    #[prost(uint64, optional, tag = "2")]
+    pub running: ::core::option::Option<u64>,
+    /// Of the snapshots that its actors refer to. What runs can always be saved; over it, nothing more wakes.
+    #[prost(uint64, optional, tag = "3")]
+    pub snapshot_bytes: ::core::option::Option<u64>,
+    /// So many at once, and from then on at this pace.
+    #[prost(uint64, optional, tag = "4")]
+    pub wakes_per_second: ::core::option::Option<u64>,
+}
+impl ::prost::Name for Quota {
+    const NAME: &'static str = "Quota";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.Quota".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.Quota".into()
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetQuotaRequest {
+    #[prost(string, tag = "1")]
+    pub atespace: ::prost::alloc::string::String,
+}
+impl ::prost::Name for GetQuotaRequest {
+    const NAME: &'static str = "GetQuotaRequest";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.GetQuotaRequest".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.GetQuotaRequest".into()
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetQuotaRequest {
+    #[prost(string, tag = "1")]
+    pub atespace: ::prost::alloc::string::String,
+    /// Replaces all limits.
+    #[prost(message, optional, tag = "2")]
+    pub quota: ::core::option::Option<Quota>,
+}
+impl ::prost::Name for SetQuotaRequest {
+    const NAME: &'static str = "SetQuotaRequest";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.SetQuotaRequest".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.SetQuotaRequest".into()
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct QuotaStatus {
+    #[prost(string, tag = "1")]
+    pub atespace: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub quota: ::core::option::Option<Quota>,
+    #[prost(uint64, tag = "3")]
+    pub actors: u64,
+    #[prost(uint64, tag = "4")]
+    pub running: u64,
+    #[prost(uint64, tag = "5")]
+    pub snapshot_bytes: u64,
+}
+impl ::prost::Name for QuotaStatus {
+    const NAME: &'static str = "QuotaStatus";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.QuotaStatus".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.QuotaStatus".into()
+    }
+}
 /// Generated client implementations.
 pub mod substrate_client {
     #![allow(
@@ -1208,6 +1289,48 @@ pub mod substrate_client {
             req.extensions_mut().insert(GrpcMethod::new("ate.v1.Substrate", "Exec"));
             self.inner.streaming(req, path, codec).await
         }
+        /// What an atespace may use, and what it uses.
+        pub async fn get_quota(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetQuotaRequest>,
+        ) -> std::result::Result<tonic::Response<super::QuotaStatus>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/ate.v1.Substrate/GetQuota",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("ate.v1.Substrate", "GetQuota"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Changes what it may use. What it uses already stays.
+        pub async fn set_quota(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SetQuotaRequest>,
+        ) -> std::result::Result<tonic::Response<super::QuotaStatus>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/ate.v1.Substrate/SetQuota",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("ate.v1.Substrate", "SetQuota"));
+            self.inner.unary(req, path, codec).await
+        }
         /// A node says that it lives, and learns what is wanted of it. For nodes.
         pub async fn renew_node(
             &mut self,
@@ -1355,6 +1478,16 @@ pub mod substrate_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::ExecRequest>>,
         ) -> std::result::Result<tonic::Response<Self::ExecStream>, tonic::Status>;
+        /// What an atespace may use, and what it uses.
+        async fn get_quota(
+            &self,
+            request: tonic::Request<super::GetQuotaRequest>,
+        ) -> std::result::Result<tonic::Response<super::QuotaStatus>, tonic::Status>;
+        /// Changes what it may use. What it uses already stays.
+        async fn set_quota(
+            &self,
+            request: tonic::Request<super::SetQuotaRequest>,
+        ) -> std::result::Result<tonic::Response<super::QuotaStatus>, tonic::Status>;
         /// A node says that it lives, and learns what is wanted of it. For nodes.
         async fn renew_node(
             &self,
@@ -1897,6 +2030,96 @@ pub mod substrate_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/ate.v1.Substrate/GetQuota" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetQuotaSvc<T: Substrate>(pub Arc<T>);
+                    impl<
+                        T: Substrate,
+                    > tonic::server::UnaryService<super::GetQuotaRequest>
+                    for GetQuotaSvc<T> {
+                        type Response = super::QuotaStatus;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetQuotaRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Substrate>::get_quota(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetQuotaSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/ate.v1.Substrate/SetQuota" => {
+                    #[allow(non_camel_case_types)]
+                    struct SetQuotaSvc<T: Substrate>(pub Arc<T>);
+                    impl<
+                        T: Substrate,
+                    > tonic::server::UnaryService<super::SetQuotaRequest>
+                    for SetQuotaSvc<T> {
+                        type Response = super::QuotaStatus;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SetQuotaRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Substrate>::set_quota(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SetQuotaSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

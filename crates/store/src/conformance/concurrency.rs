@@ -4,7 +4,7 @@ use std::sync::Arc;
 use tokio::task::JoinSet;
 
 use super::{Subject, actor, actors, get, key, put};
-use crate::{Change, CommitError, FeedLimits, Kind, MAX_PAGE_RECORDS, Prefix, Revision, Store};
+use crate::{Change, CommitError, FeedLimits, Guard, Kind, MAX_PAGE_RECORDS, Prefix, Revision, Store};
 
 fn number(value: &[u8]) -> u64 {
     std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()).expect("the suite wrote a number")
@@ -33,6 +33,47 @@ pub async fn concurrent_increments_lose_no_update(subject: &dyn Subject) {
     }
     assert_eq!(total, (TASKS * EACH) as u64);
     assert_eq!(store.revision().await, Ok(Revision((TASKS * EACH) as u64)), "conflicts take no revision");
+}
+
+pub async fn what_is_added_at_once_adds_up_and_never_passes_its_limit(subject: &dyn Subject) {
+    const TASKS: usize = 1000;
+    const LIMIT: u64 = 700;
+    let store = subject.open(FeedLimits::default()).await;
+    let count = key(Kind::Count, "space/actors");
+    let mut tasks = JoinSet::new();
+    for task in 0..TASKS {
+        let (store, count) = (store.clone(), count.clone());
+        tasks.spawn(async move {
+            let guard = Guard::AtMost(count.clone(), LIMIT - 1);
+            let change = Change::new().guard(guard.clone()).create(actor(&format!("{task:04}")), "").add(count, 1);
+            match store.commit(change).await {
+                Ok(_) => true,
+                Err(CommitError::Conflict { guard: refused }) if refused == guard => false,
+                Err(other) => panic!("{other}"),
+            }
+        });
+    }
+    let done = tasks.join_all().await.into_iter().filter(|done| *done).count();
+    assert_eq!(done as u64, LIMIT, "as many as the limit lets in, and not one more");
+    let record = store.get(&count).await.expect("reads").expect("it was added to");
+    assert_eq!(crate::number(Some(&record)), Ok(LIMIT));
+    let made = store.list(&actors(), None, MAX_PAGE_RECORDS).await.expect("lists");
+    assert_eq!(made.records.len() as u64, LIMIT, "a change that is refused makes nothing");
+}
+
+pub async fn a_number_is_added_to_from_where_it_is_or_from_where_it_should_be(subject: &dyn Subject) {
+    let store = subject.open(FeedLimits::default()).await;
+    let count = key(Kind::Count, "space/wakes");
+    let is = async || crate::number(store.get(&count).await.expect("reads").as_ref());
+    assert_eq!(is().await, Ok(0), "one that was never added to is zero");
+    for (by, from, then) in [(5, 0, 5), (-2, 0, 3), (10, 100, 110), (1, 50, 111), (-500, 0, 0)] {
+        store.commit(Change::new().add_from(count.clone(), by, from)).await.expect("no guards");
+        assert_eq!(is().await, Ok(then));
+    }
+    store.commit(Change::new().guard(Guard::AtMost(count.clone(), 0))).await.expect("it is zero");
+    store.commit(Change::new().add(count.clone(), 1)).await.expect("no guards");
+    let refused = store.commit(Change::new().guard(Guard::AtMost(count.clone(), 0))).await;
+    assert_eq!(refused, Err(CommitError::Conflict { guard: Guard::AtMost(count, 0) }));
 }
 
 async fn increment(store: &dyn Store, path: &str) {

@@ -62,6 +62,8 @@ macro_rules! conformance_tests {
             a_slow_watcher_is_ended_and_holds_up_nobody
             a_watch_ends_with_its_store
             concurrent_increments_lose_no_update
+            what_is_added_at_once_adds_up_and_never_passes_its_limit
+            a_number_is_added_to_from_where_it_is_or_from_where_it_should_be
             concurrent_binds_never_share_a_worker
             a_dropped_commit_happens_whole_or_not_at_all
         }

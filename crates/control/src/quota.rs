@@ -1,0 +1,260 @@
+//! What an atespace may use. Each number is kept by the very changes that it counts, so a limit that is asked there cannot be
+//! passed, however many ask at once.
+//!
+//! ```text
+//!   count/<atespace>/actors     one more with each create, one less with each delete
+//!                   /running    those that hold a worker
+//!                   /bytes      of the snapshots that its actors refer to
+//!                   /wakes      when, at the pace that is allowed, all wakes so far will have been
+//! ```
+//!
+//! A save is never refused: that would cost the actor. What is over its bytes can be saved, but nothing more of it wakes.
+
+use std::collections::BTreeMap;
+
+use ate_actor::Actor;
+use ate_name::{ActorKey, AtespaceName};
+use ate_store::{Change, CommitError, Guard, Key, Kind, Record, number};
+use serde::{Deserialize, Serialize};
+
+use crate::actors::is_golden;
+use crate::records::{AtespaceRecord, Read, atespace_key, encode};
+use crate::{Code, Control, ControlError};
+
+/// Limits; `None`: none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Quota {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub actors: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub running: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_bytes: Option<u64>,
+    /// That many at once, and from then on at this pace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wakes_per_second: Option<u64>,
+}
+
+impl Quota {
+    pub fn is_unlimited(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// What of it is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub actors: u64,
+    pub running: u64,
+    pub snapshot_bytes: u64,
+}
+
+const ACTORS: &str = "actors";
+const RUNNING: &str = "running";
+const BYTES: &str = "bytes";
+const WAKES: &str = "wakes";
+
+const SECOND: u64 = 1_000_000;
+
+pub(crate) fn count_key(atespace: &AtespaceName, what: &str) -> Key {
+    Key::new(Kind::Count, [atespace.as_str(), what]).expect("names are segments")
+}
+
+/// Bytes of the snapshots that an actor refers to, each once.
+fn snapshot_bytes(actor: &Actor) -> u64 {
+    let snapshots: BTreeMap<&str, u64> =
+        actor.references().map(|snapshot| (snapshot.prefix.as_str(), snapshot.stored_bytes)).collect();
+    snapshots.values().sum()
+}
+
+fn difference(before: u64, after: u64) -> i64 {
+    i64::try_from(i128::from(after) - i128::from(before)).unwrap_or(0)
+}
+
+fn add(change: Change, atespace: &AtespaceName, what: &str, by: i64) -> Change {
+    if by == 0 { change } else { change.add(count_key(atespace, what), by) }
+}
+
+/// Guards what adds one.
+fn room_for_one(
+    change: Change,
+    atespace: &AtespaceName,
+    what: &str,
+    most: Option<u64>,
+) -> Result<Change, ControlError> {
+    match most {
+        // Not even one: a number is never below zero, so no guard could say this.
+        Some(0) => Err(exceeded(&Guard::AtMost(count_key(atespace, what), 0)).unwrap_or_else(ControlError::conflict)),
+        Some(most) => Ok(change.guard(Guard::AtMost(count_key(atespace, what), most - 1))),
+        None => Ok(change),
+    }
+}
+
+/// Each wake takes its part of a second, from now or from when those before it are through; one that would begin a second
+/// ahead has to wait.
+fn at_pace(change: Change, atespace: &AtespaceName, rate: u64, now_micros: u64) -> Change {
+    let part = SECOND / rate.max(1);
+    change
+        .guard(Guard::AtMost(count_key(atespace, WAKES), now_micros + SECOND - part))
+        .add_from(count_key(atespace, WAKES), i64::try_from(part).unwrap_or(0), now_micros)
+}
+
+/// Says what a refusal of a limit means; `None` if it is another refusal.
+pub(crate) fn exceeded(guard: &Guard) -> Option<ControlError> {
+    let Guard::AtMost(key, _) = guard else { return None };
+    let mut segments = key.segments();
+    let (atespace, what) = (segments.next().unwrap_or_default(), segments.next().unwrap_or_default());
+    let (what, flag, remedy) = match what {
+        ACTORS => ("actors", "actors", "delete some"),
+        RUNNING => ("running actors", "running", "suspend some"),
+        BYTES => ("bytes of snapshots", "snapshot-bytes", "delete actors that are not needed"),
+        _ => ("wakes per second", "wakes-per-second", "try again in a moment"),
+    };
+    Some(ControlError::new(
+        Code::ResourceExhausted,
+        format!(
+            "Atespace {atespace} has reached its quota of {what}\n  {remedy}, or raise it: ate quota {atespace} --{flag} N"
+        ),
+    ))
+}
+
+impl Control {
+    /// Counts an actor that is created.
+    pub(crate) fn count_created(&self, change: Change, key: &ActorKey) -> Result<Change, ControlError> {
+        if is_golden(key) {
+            return Ok(change);
+        }
+        let change = add(change, &key.atespace, ACTORS, 1);
+        room_for_one(change, &key.atespace, ACTORS, self.quota_of(&key.atespace).actors)
+    }
+
+    /// Counts an actor that is deleted.
+    pub(crate) fn count_deleted(&self, change: Change, actor: &Actor) -> Change {
+        let atespace = &actor.key.atespace;
+        if is_golden(&actor.key) {
+            return change;
+        }
+        let change = add(change, atespace, ACTORS, -1);
+        let change = add(change, atespace, RUNNING, -i64::from(actor.lease().is_some()));
+        add(change, atespace, BYTES, difference(snapshot_bytes(actor), 0))
+    }
+
+    /// Counts what a transition changes, and asks for room where it needs more.
+    pub(crate) fn count_between(&self, change: Change, before: &Actor, after: &Actor) -> Result<Change, ControlError> {
+        let atespace = &after.key.atespace;
+        if is_golden(&after.key) {
+            return Ok(change);
+        }
+        let running = |actor: &Actor| u64::from(actor.lease().is_some());
+        let wakes = running(before) < running(after);
+        let change = add(change, atespace, RUNNING, difference(running(before), running(after)));
+        let change = add(change, atespace, BYTES, difference(snapshot_bytes(before), snapshot_bytes(after)));
+        if wakes { self.ask_to_wake(change, atespace) } else { Ok(change) }
+    }
+
+    fn ask_to_wake(&self, change: Change, atespace: &AtespaceName) -> Result<Change, ControlError> {
+        let quota = self.quota_of(atespace);
+        let mut change = room_for_one(change, atespace, RUNNING, quota.running)?;
+        if let Some(most) = quota.snapshot_bytes {
+            change = change.guard(Guard::AtMost(count_key(atespace, BYTES), most));
+        }
+        if let Some(rate) = quota.wakes_per_second {
+            // Each wake takes its part of a second, from now or from when those before it are through; one that would
+            // begin more than a second ahead has to wait.
+            let part = SECOND / rate.max(1);
+            let now = u64::try_from(self.world.now().as_microsecond()).unwrap_or(0);
+            change = change.guard(Guard::AtMost(count_key(atespace, WAKES), now + SECOND - part)).add_from(
+                count_key(atespace, WAKES),
+                i64::try_from(part).unwrap_or(0),
+                now,
+            );
+        }
+        Ok(change)
+    }
+
+    fn quota_of(&self, atespace: &AtespaceName) -> Quota {
+        self.quotas.read().get(atespace).copied().unwrap_or_default()
+    }
+
+    /// Takes over what the store says of an atespace.
+    pub(crate) fn note_atespace(&self, key: &Key, record: Option<&Record>) -> Result<(), ControlError> {
+        let Ok(name) = AtespaceName::parse(key.path()) else { return Ok(()) };
+        let quota = record.map(|record| Read::<AtespaceRecord>::decode(record.clone())).transpose()?;
+        let quota = quota.map(|read| read.value.quota).unwrap_or_default();
+        // Only those that have limits: there may be very many without.
+        match quota.is_unlimited() {
+            true => drop(self.quotas.write().remove(&name)),
+            false => drop(self.quotas.write().insert(name, quota)),
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn load_quotas(&self) -> Result<(), ControlError> {
+        let records = self.all(Kind::Atespace).await?;
+        records.iter().try_for_each(|record| self.note_atespace(&record.key, Some(record)))
+    }
+
+    /// Changes what an atespace may use. What it uses already stays.
+    pub async fn set_quota(&self, name: &AtespaceName, quota: Quota) -> Result<(), ControlError> {
+        loop {
+            let record = self.store.get(&atespace_key(name)).await?;
+            let record = record.ok_or_else(|| ControlError::atespace_not_found(name))?;
+            let read = Read::<AtespaceRecord>::decode(record)?;
+            let changed = AtespaceRecord { quota, ..read.value };
+            match self.store.commit(Change::new().replace(&read.record, encode(&changed))).await {
+                Ok(committed) => {
+                    let value = encode(&changed).into();
+                    let record = Record { value, revision: committed.revision, ..read.record };
+                    return self.note_atespace(&record.key.clone(), Some(&record));
+                }
+                Err(CommitError::Conflict { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    pub async fn quota(&self, name: &AtespaceName) -> Result<(Quota, Usage), ControlError> {
+        let record = self.store.get(&atespace_key(name)).await?;
+        let record = record.ok_or_else(|| ControlError::atespace_not_found(name))?;
+        let count = async |what| Ok::<_, ControlError>(number(self.store.get(&count_key(name, what)).await?.as_ref())?);
+        let usage =
+            Usage { actors: count(ACTORS).await?, running: count(RUNNING).await?, snapshot_bytes: count(BYTES).await? };
+        Ok((Read::<AtespaceRecord>::decode(record)?.value.quota, usage))
+    }
+
+    /// Nothing is left to count.
+    pub(crate) fn without_counts(change: Change, name: &AtespaceName) -> Change {
+        [ACTORS, RUNNING, BYTES, WAKES].iter().fold(change, |change, what| change.delete(count_key(name, what)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ate_store::{MemoryStore, Store as _};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn wakes_come_at_once_as_many_as_a_second_has_and_then_at_their_pace() {
+        let (store, space) = (MemoryStore::default(), AtespaceName::parse("space").unwrap());
+        let mut woken = Vec::new();
+        // Five at once, then one after each tenth of a second.
+        for tenth in [0, 0, 0, 0, 0].into_iter().chain(1..=10) {
+            let now = 1_000 * SECOND + tenth * SECOND / 10;
+            if store.commit(at_pace(Change::new(), &space, 4, now)).await.is_ok() {
+                woken.push(tenth);
+            }
+        }
+        assert_eq!(woken, [0, 0, 0, 0, 3, 5, 8, 10], "four at once, then four a second");
+    }
+
+    #[test]
+    fn a_limit_that_is_reached_says_whose_it_is_and_what_to_do() {
+        let space = AtespaceName::parse("space").unwrap();
+        let error = exceeded(&Guard::AtMost(count_key(&space, RUNNING), 3)).unwrap();
+        assert_eq!(error.code, Code::ResourceExhausted);
+        assert!(error.text.contains("Atespace space") && error.text.contains("ate quota space --running N"));
+        assert!(exceeded(&Guard::Present(count_key(&space, RUNNING))).is_none());
+    }
+}

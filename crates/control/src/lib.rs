@@ -28,6 +28,7 @@ mod nodes;
 mod reconcile;
 mod records;
 mod replicas;
+mod restored;
 mod resume;
 mod save;
 mod watch;
@@ -49,6 +50,7 @@ pub use error::{Code, ControlError};
 pub use nodes::Renewal;
 pub use records::{Assignee, HistoryEntry, NodeRecord, WorkerRecord};
 pub use replicas::Replicas;
+pub use restored::{ClockBehind, Named, Restoring, Summary};
 
 /// What the outside world gives: time and chance. A simulation gives its own.
 pub trait World: Send + Sync {

@@ -446,6 +446,14 @@ async fn a_restore_that_is_killed_leaves_nothing_that_opens() {
         let actors = store.list(&Prefix::all(Kind::Actor), None, 1).await.expect("reads").records;
         assert!(actors.is_empty() && store.get(&key(Kind::Pool, "mine")).await.expect("reads").is_some());
     }
+    // One that was killed right after it took the place of what was there is not what the next one removes.
+    let aside = places.directory("occupied");
+    fs::rename(places.path("occupied.restoring"), places.path("half")).expect("renames");
+    fs::rename(places.path("occupied"), places.path("occupied.restoring")).expect("renames");
+    aside.load(IfOccupied::Refuse, Revision(1), stream::empty().boxed()).await.expect("loads");
+    let kept = fs::read_dir(places.directory.path()).expect("lists").map(|entry| entry.expect("an entry").path());
+    let mut kept = kept.filter(|path| path.display().to_string().contains("occupied.replaced-"));
+    let occupied = Place::Directory(kept.next().expect("what was there is kept"));
     // And the next restore is not disturbed by the rest.
     let file = places.path("backup");
     back_up(&occupied, &file).await;

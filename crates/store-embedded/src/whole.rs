@@ -146,13 +146,12 @@ impl Load {
     ) -> Result<Loaded, LoadError> {
         let there = self.look(occupied)?;
         let staged = self.stage()?;
-        let filled = self.fill(&staged, revision, handle, mutations);
-        let placed = filled.and_then(|()| self.put_in_place(&there));
-        if placed.is_err() {
+        if let Err(error) = self.fill(&staged, revision, handle, mutations) {
             // Of no use to anybody; and if it cannot be removed, nobody opens it.
             let _ = fs::remove_dir_all(&self.staging);
+            return Err(error);
         }
-        placed
+        self.put_in_place(&there)
     }
 
     fn look(&self, occupied: IfOccupied) -> Result<There, LoadError> {
@@ -196,12 +195,16 @@ impl Load {
     fn stage(&self) -> Result<Directory, LoadError> {
         if self.staging.exists() {
             // What a restore that was cut off has left, unless one is under way.
-            drop(Directory::lock(&self.staging)?);
-            fs::remove_dir_all(&self.staging).map_err(|source| LoadError::Io {
-                action: "remove",
-                path: self.staging.clone(),
-                source,
-            })?;
+            let left = Directory::lock(&self.staging)?;
+            match left.is_store() {
+                // Cut off at its very end: this may be what was there before.
+                Ok(true) => drop(self.move_aside()?),
+                _ => fs::remove_dir_all(&self.staging).map_err(|source| LoadError::Io {
+                    action: "remove",
+                    path: self.staging.clone(),
+                    source,
+                })?,
+            }
         }
         let staged = Directory::lock(&self.staging)?;
         staged.mark_as_unfinished()?;
@@ -236,11 +239,7 @@ impl Load {
     }
 
     fn put_in_place(&self, there: &There) -> Result<Loaded, LoadError> {
-        let io = |source| LoadError::Io {
-            action: "put the new store in the place of",
-            path: self.directory.clone(),
-            source,
-        };
+        let io = |source| LoadError::Io { action: "put the new store at", path: self.directory.clone(), source };
         let moved_aside = match there {
             There::Nothing => {
                 fs::rename(&self.staging, &self.directory).map_err(io)?;
@@ -251,10 +250,7 @@ impl Load {
                 renameat_with(CWD, &self.staging, CWD, &self.directory, RenameFlags::EXCHANGE)
                     .map_err(|error| io(error.into()))?;
                 if *worth_keeping {
-                    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-                    let aside = beside(&self.directory, &format!("replaced-{now}"));
-                    fs::rename(&self.staging, &aside).map_err(io)?;
-                    Some(aside)
+                    Some(self.move_aside()?)
                 } else {
                     fs::remove_dir_all(&self.staging).map_err(io)?;
                     None
@@ -264,6 +260,19 @@ impl Load {
         let parent = self.directory.parent().filter(|parent| !parent.as_os_str().is_empty());
         File::open(parent.unwrap_or(Path::new("."))).and_then(|parent| parent.sync_all()).map_err(io)?;
         Ok(Loaded { moved_aside })
+    }
+
+    /// Keeps what is in the staging directory under a name that nobody uses again.
+    fn move_aside(&self) -> Result<PathBuf, LoadError> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mut names = (now..).map(|second| beside(&self.directory, &format!("replaced-{second}")));
+        let aside = names.find(|name| !name.exists()).expect("there are more seconds than directories");
+        fs::rename(&self.staging, &aside).map_err(|source| LoadError::Io {
+            action: "move aside",
+            path: self.staging.clone(),
+            source,
+        })?;
+        Ok(aside)
     }
 }
 

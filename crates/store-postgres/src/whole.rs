@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio_postgres::{Client, Transaction};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::error::{ConnectError, Trouble, column, corrupt, signed, unsigned};
+use crate::error::{ConnectError, Trouble, column, signed, unsigned};
 use crate::layout::{KNOWN_LAYOUT, Statements};
 use crate::reads::{range, record};
 use crate::session::{Connector, check_server, deaf, seconds};
@@ -139,8 +139,8 @@ pub async fn load(
     }
     // Dropped, it rolls back.
     let transaction = client.transaction().await.map_err(|error| failed(error.into()))?;
-    let counts = take_turn(&transaction, &statements).await.map_err(failed)?;
-    if counts.total() > 0 && occupied == IfOccupied::Refuse {
+    let (is_occupied, counts) = take_turn(&transaction, &statements).await.map_err(failed)?;
+    if is_occupied && occupied == IfOccupied::Refuse {
         let (address, schema) = (settings.address.clone(), settings.schema.clone());
         return Err(LoadError::Occupied { address, schema, counts });
     }
@@ -163,8 +163,8 @@ pub async fn load(
     finish.await.map_err(|error| failed(error.into()))
 }
 
-/// Takes the turn to commit and keeps it; tells what is there.
-async fn take_turn(transaction: &Transaction<'_>, statements: &Statements) -> Result<Counts, Trouble> {
+/// Takes the turn to commit and keeps it; tells whether anything is there, and what of it this program knows.
+async fn take_turn(transaction: &Transaction<'_>, statements: &Statements) -> Result<(bool, Counts), Trouble> {
     let limits = format!(
         "SET LOCAL idle_in_transaction_session_timeout = '{}'; SET LOCAL statement_timeout = '{}'",
         seconds(OTHER_SIDE),
@@ -173,12 +173,13 @@ async fn take_turn(transaction: &Transaction<'_>, statements: &Statements) -> Re
     transaction.batch_execute(&limits).await?;
     transaction.query_one(&statements.lock, &[]).await?;
     let mut counts = Counts::default();
-    for row in transaction.query(&statements.counts, &[]).await? {
-        let name: &str = column(&row, 0).map_err(Trouble::Wrong)?;
-        let kind = Kind::named(name).ok_or_else(|| Trouble::Wrong(corrupt(&format!("the kind {name:?}"))))?;
-        counts.0.insert(kind, unsigned(&row, 1).map_err(Trouble::Wrong)?);
+    let rows = transaction.query(&statements.counts, &[]).await?;
+    for row in &rows {
+        if let Some(kind) = Kind::named(column(row, 0).map_err(Trouble::Wrong)?) {
+            counts.0.insert(kind, unsigned(row, 1).map_err(Trouble::Wrong)?);
+        }
     }
-    Ok(counts)
+    Ok((!rows.is_empty(), counts))
 }
 
 /// Nothing that a batch takes back is written again later, so all that is put can go before all that is deleted.

@@ -5,6 +5,7 @@ mod doctor;
 mod image;
 mod local;
 mod runtime;
+mod store;
 mod version;
 
 use std::path::PathBuf;
@@ -43,6 +44,9 @@ enum Verb {
     /// Commands of whoever looks after a machine
     #[command(subcommand)]
     Node(doctor::NodeVerb),
+    /// Check, back up and restore what the control plane remembers
+    #[command(subcommand)]
+    Store(store::StoreVerb),
     /// Tell what this binary was built from, and which sandbox runtimes it knows
     #[command(after_help = "Examples:\n  ate version\n  ate version -o json")]
     Version,
@@ -81,6 +85,11 @@ fn main() -> ExitCode {
         Verb::Image(verb) => image::run(verb),
         Verb::Version => version::run(&global),
         Verb::Node(doctor::NodeVerb::Doctor(args)) => match doctor::run(&args, &global) {
+            // It has been told line by line.
+            Ok(false) => return ExitCode::FAILURE,
+            told => told.map(drop),
+        },
+        Verb::Store(verb) => match runtime().and_then(|runtime| runtime.block_on(store::run(verb, &global))) {
             // It has been told line by line.
             Ok(false) => return ExitCode::FAILURE,
             told => told.map(drop),

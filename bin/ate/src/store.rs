@@ -27,33 +27,30 @@ pub(crate) enum StoreVerb {
     #[command(after_help = "Exits with 1 if anything is found. Nothing is written.
 
 Examples:
-  ate store check                                     the store of --data-dir; stop `ate dev` first
-  ate store check --store postgres://ate@db/ate       also while the control plane runs
+  ate store check                                  stop `ate dev` first
+  ate store check --store postgres://ate@db/ate    also while the control plane runs
   ate store check -o json")]
     Check(CheckArgs),
     /// Write everything that a store holds into one file
-    #[command(
-        after_help = "The file is the same for every kind of store, and appears only when it is whole. It holds sealed keys:
-only its owner may read it. Snapshots, and the key in identity/ without which they cannot be read, are not in it.
+    #[command(after_help = "The file is the same for every kind of store, and appears only when it is whole.
+It holds sealed keys: only its owner may read it. Snapshots, and the key in
+identity/ without which they cannot be read, are not in it.
 
 Examples:
-  ate store backup store.backup                       the store of --data-dir; stop `ate dev` first
-  ate store backup $(date +%F).backup --store postgres://ate@db/ate
-                                                      also while the control plane runs
-  ate store backup left.backup --accept-loss          what is left of a store that lost its last commits"
-    )]
+  ate store backup monday.backup                   stop `ate dev` first
+  ate store backup b --store postgres://ate@db/ate also while the control plane runs
+  ate store backup left.backup --accept-loss       of a store that lost its last commits")]
     Backup(BackupArgs),
     /// Make a store of a backup
-    #[command(
-        after_help = "What happened after the backup is unknown: actors that were on a worker continue from their last snapshot, and
-nothing that still runs from before is served or believed. All of it is restored, or nothing.
+    #[command(after_help = "What happened after the backup is unknown: actors that were on a worker continue
+from their last snapshot, and nothing that still runs from before is served or
+believed. All of it is restored, or nothing. Stop the control plane first.
 
 Examples:
-  ate store restore store.backup                      into the store of --data-dir, which must hold nothing
-  ate store restore store.backup --replace            the old store is moved aside
-  ate store restore store.backup --store postgres://ate@db/ate
-                                                      also the way from one machine to PostgreSQL"
-    )]
+  ate store restore monday.backup                  into a store that holds nothing
+  ate store restore monday.backup --replace        the old directory is moved aside
+  ate store restore b --store postgres://ate@db/ate
+                                                   from one machine to PostgreSQL")]
     Restore(RestoreArgs),
 }
 

@@ -86,3 +86,26 @@ impl Line<'_> {
         Ok(Record { key, version: self.version, revision: Revision(self.revision), value })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_record_comes_back_as_it_was_and_is_one_line(
+            path in "[^/\0]{1,9}(/[^/\0]{1,9}){0,2}",
+            (version, revision) in any::<(u64, u64)>(),
+            value in prop_oneof![prop::collection::vec(any::<u8>(), 0..50), "\\PC*".prop_map(String::into_bytes)],
+        ) {
+            let key = Key::parse(Kind::Meta, &path).expect("well formed");
+            let record = Record { key, version, revision: Revision(revision), value: value.into() };
+            let text = serde_json::to_string(&Line::of(&record)).expect("plain data");
+            prop_assert!(!text.contains('\n'));
+            let back: Line<'_> = serde_json::from_str(&text).expect("was just written");
+            prop_assert_eq!(back.record(), Ok(record));
+        }
+    }
+}

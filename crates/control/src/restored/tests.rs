@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ate_actor::{Intent, Lease, Scope, SnapshotRef, Start};
@@ -175,9 +176,12 @@ fn a_record_that_cannot_be_read_ends_the_restore() {
 struct Forgotten {
     hosted: Vec<Identity>,
     discarded: Mutex<Vec<(ActorUid, Generation)>>,
+    /// The orders to store an image that it still has.
+    stored: Mutex<Vec<SnapshotOrder>>,
 }
 
-struct Nothing;
+#[derive(Default)]
+struct Nothing(AtomicU8);
 
 impl World for Nothing {
     fn now(&self) -> Timestamp {
@@ -185,7 +189,7 @@ impl World for Nothing {
     }
 
     fn random(&self) -> [u8; 16] {
-        [9; 16]
+        [100 + self.0.fetch_add(1, Ordering::Relaxed); 16]
     }
 }
 
@@ -234,8 +238,9 @@ impl Nodes for Forgotten {
     async fn abort(&self, _: &NodeName, _: WorkerUid, _: OpId) -> Result<(), NodeError> {
         Ok(())
     }
-    async fn store(&self, _: &NodeName, _: SnapshotOrder) -> Result<Stored, NodeError> {
-        Err(NodeError::NothingCaptured)
+    async fn store(&self, _: &NodeName, order: SnapshotOrder) -> Result<Stored, NodeError> {
+        self.stored.lock().unwrap().push(order);
+        Ok(Stored { manifest: ate_name::Digest::from_bytes([1; 32]), bytes: 5, durable: true })
     }
     async fn release(&self, _: &NodeName, _: OpId) -> Result<(), NodeError> {
         Ok(())
@@ -260,6 +265,17 @@ impl Nodes for Forgotten {
     }
 }
 
+fn control(store: Arc<MemoryStore>, nodes: Arc<Forgotten>) -> Arc<Control> {
+    Control::new(store, nodes, Arc::<Nothing>::default(), Arc::<Nothing>::default(), Settings::default())
+}
+
+async fn load(store: &MemoryStore, mutations: Vec<Mutation>) {
+    for mutation in mutations {
+        let Mutation::Put(record) = mutation else { continue };
+        store.commit(Change::new().put(record.key, record.value)).await.unwrap();
+    }
+}
+
 /// After the backup `a` was woken a thousand times, `b` still runs as it did, and `c` did not exist yet: to the restored
 /// store all of them are of the past.
 #[tokio::test]
@@ -268,10 +284,7 @@ async fn a_sandbox_from_before_the_restore_is_ended_whatever_its_generation() {
     let store = Arc::new(MemoryStore::default());
     let mut restoring = restoring();
     for before in [&sleeping, &running] {
-        for mutation in restoring.take(of(before, 1)).unwrap() {
-            let Mutation::Put(record) = mutation else { continue };
-            store.commit(Change::new().put(record.key, record.value)).await.unwrap();
-        }
+        load(&store, restoring.take(of(before, 1)).unwrap()).await;
     }
     let out_there = |actor: &Actor, generation| Identity {
         uid: actor.uid,
@@ -288,7 +301,7 @@ async fn a_sandbox_from_before_the_restore_is_ended_whatever_its_generation() {
         ],
         ..Default::default()
     });
-    let control = Control::new(store.clone(), nodes.clone(), Arc::new(Nothing), Arc::new(Nothing), Settings::default());
+    let control = control(store, nodes.clone());
     control.start().await.unwrap();
     assert!(control.reconcile(&NodeName::new("n")).await.unwrap());
     let ended: BTreeMap<_, _> = nodes.discarded.lock().unwrap().iter().copied().collect();
@@ -304,6 +317,46 @@ async fn a_sandbox_from_before_the_restore_is_ended_whatever_its_generation() {
     for (worker, _) in control.list_workers().await.unwrap() {
         assert_eq!(worker.assigned, None, "nobody has a right to be there");
     }
+    control.stop().await;
+}
+
+/// The image is of the assignment that it was captured in, whatever the actor's generation is by now.
+#[tokio::test]
+async fn a_save_that_was_under_way_is_brought_to_its_end() {
+    let saving = [bind(), Event::Started { op: op(1) }, save(Intent::Suspend), Event::Captured { op: op(2) }];
+    let before = actor("a", saving);
+    let store = Arc::new(MemoryStore::default());
+    let operation = crate::records::OperationRecord {
+        op: op(2),
+        job: crate::records::Job::Actor(before.key.clone()),
+        owner: ate_name::ReplicaId::from_random([1; 16]),
+        started: Timestamp::UNIX_EPOCH,
+        taken_over: 0,
+        unknown: Default::default(),
+    };
+    let template = serde_json::json!({
+        "uid": before.template_uid, "created": Timestamp::UNIX_EPOCH, "status": {"phase": "Ready"},
+        "object": {"metadata": {"name": "t", "namespace": "ns"}, "spec": {"snapshotsConfig": {"location": "gs://a/b"}}},
+    });
+    let mut restoring = restoring();
+    for record in [
+        record(crate::records::object_key(Kind::Template, &before.template), 1, encode(&template)),
+        record(operation_key(op(2)), 1, encode(&operation)),
+        of(&before, 5),
+    ] {
+        load(&store, restoring.take(record).unwrap()).await;
+    }
+    let nodes = Arc::new(Forgotten::default());
+    let control = control(store.clone(), nodes.clone());
+    control.start().await.unwrap();
+    control.start_controllers();
+    let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(60);
+    let after = control.settled(&before.key, deadline).await.unwrap().actor;
+    assert_eq!((&after.phase, after.generation), (&Phase::Suspended, Generation::new(restoring.past)));
+    assert_eq!(after.snapshots.durable.map(|durable| durable.prefix), Some("s".to_owned()));
+    let order = nodes.stored.lock().unwrap()[0].clone();
+    assert_eq!((order.op, order.identity.generation), (op(2), snapshot("s").generation));
+    assert_eq!(store.get(&operation_key(op(2))).await.unwrap(), None, "nothing is left to be done");
     control.stop().await;
 }
 

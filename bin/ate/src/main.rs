@@ -10,6 +10,7 @@ mod node;
 mod peers;
 mod router;
 mod runtime;
+mod store;
 mod version;
 
 use std::path::PathBuf;
@@ -52,6 +53,9 @@ enum Verb {
     Node(NodeVerb),
     /// Run a router: HTTP to actors' names in, to their nodes out
     Router(router::RouterArgs),
+    /// Check, back up and restore what the control plane remembers
+    #[command(subcommand)]
+    Store(store::StoreVerb),
     /// Tell what this binary was built from, and which sandbox runtimes it knows
     #[command(after_help = "Examples:\n  ate version\n  ate version -o json")]
     Version,
@@ -103,6 +107,11 @@ fn main() -> ExitCode {
             runtime().and_then(|runtime| runtime.block_on(node::run(*args, &global.data_dir)))
         }
         Verb::Node(NodeVerb::Doctor(args)) => match doctor::run(&args, &global) {
+            // It has been told line by line.
+            Ok(false) => return ExitCode::FAILURE,
+            told => told.map(drop),
+        },
+        Verb::Store(verb) => match runtime().and_then(|runtime| runtime.block_on(store::run(verb, &global))) {
             // It has been told line by line.
             Ok(false) => return ExitCode::FAILURE,
             told => told.map(drop),

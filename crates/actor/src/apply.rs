@@ -27,6 +27,9 @@ pub enum Event {
     Lost,
     /// The node that held its newest snapshot is gone for good: it falls back to the last durable one.
     LocalLost { node: NodeName },
+    /// Its record is an old one, from a backup: whatever was done with it since is unknown, and anything with a generation
+    /// below `past` may still be out there. It holds no worker any more.
+    Restored { past: Generation },
 }
 
 /// What must change together with the actor.
@@ -101,6 +104,19 @@ impl Actor {
                     _ => phase,
                 }
             }
+            (phase, E::Restored { past }) => {
+                self.generation = past.max(self.generation.next());
+                match phase {
+                    // The node may still have the image, or what became of it: it is known by its operation. If it has
+                    // neither, the save ends as any does whose image is gone.
+                    saving @ P::Saving { .. } => saving,
+                    P::Resuming { lease: Some(lease), .. } | P::Running { lease } | P::Suspending { lease, .. } => {
+                        effects.push(Effect::FreeWorker(lease));
+                        self.snapshots.resting()
+                    }
+                    P::Resuming { lease: None, .. } | P::Suspended | P::Paused => self.snapshots.resting(),
+                }
+            }
             _ => return Err(Refused),
         };
         Ok((self, effects))
@@ -125,6 +141,7 @@ impl Actor {
             }
             (E::Lost | E::GaveUp { .. }, P::Suspended | P::Paused) => true,
             (E::Lost, _) => self.generation > generation,
+            (E::Restored { past }, _) => self.generation >= *past,
             (E::LocalLost { node }, _) => self.snapshots.local.as_ref().is_none_or(|(_, holder)| holder != node),
             _ => false,
         }

@@ -127,7 +127,7 @@ impl Control {
     pub async fn update_actor(&self, key: &ActorKey, selector: Labels) -> Result<Versioned, ControlError> {
         let mut read = self.actor(key).await?;
         read.value.selector = selector;
-        let value = encode(&read.value);
+        let value = read.rewritten(&read.value);
         self.store.commit(Change::new().replace(&read.record, value)).await?;
         read.record.version += 1;
         Ok(read.into())

@@ -231,12 +231,12 @@ impl Control {
         let read = self.store.get(&key).await?;
         let value = match object {
             Object::ActorTemplate(template) => {
-                let existing = read.clone().map(Read::<Template>::decode).transpose()?.map(|read| read.value);
+                let existing = read.clone().map(Read::<Template>::decode).transpose()?;
                 if let Some(existing) = &existing {
-                    ate_object::check_update(&Object::ActorTemplate(existing.object.clone()), object)
+                    ate_object::check_update(&Object::ActorTemplate(existing.value.object.clone()), object)
                         .map_err(|error| ControlError::invalid(error.to_string()))?;
                 }
-                encode(&match existing {
+                let applied = match existing.as_ref().map(|read| read.value.clone()) {
                     // Whoever applies it again wants it tried again.
                     Some(existing) if existing.status.phase == TemplatePhase::Failed => {
                         Template { object: template.clone(), status: TemplateStatus::default(), ..existing }
@@ -249,10 +249,11 @@ impl Control {
                         created: self.world.now(),
                         unknown: Default::default(),
                     },
-                })
+                };
+                existing.map_or_else(|| encode(&applied), |existing| existing.rewritten(&applied))
             }
-            Object::WorkerPool(pool) => encode(pool),
-            Object::SandboxConfig(config) => encode(config),
+            Object::WorkerPool(pool) => over(read.clone(), pool)?,
+            Object::SandboxConfig(config) => over(read.clone(), config)?,
         };
         let (change, applied) = match &read {
             Some(record) if record.value == value => return Ok(Applied::Unchanged),
@@ -334,18 +335,29 @@ impl Control {
         let key = object_key(Kind::Template, template);
         let gone = || ControlError::new(Code::NotFound, format!("ActorTemplate {template} not found"));
         let read = Read::<Template>::decode(self.store.get(&key).await?.ok_or_else(gone)?)?;
-        let mut value = read.value;
+        let mut value = read.value.clone();
         if value.uid != uid {
             return Err(gone());
         }
         change(&mut value.status);
-        let bytes = encode(&value);
+        let bytes = read.rewritten(&value);
         let change = guards.into_iter().fold(Change::new(), Change::guard).replace(&read.record, bytes.clone());
         let committed = self.store.commit(change).await?;
         let version = read.record.version + 1;
         self.catalog
             .take(&key, Some(&Record { key: key.clone(), version, revision: committed.revision, value: bytes.into() }))
     }
+}
+
+/// What is applied, over what is there.
+fn over<T: serde::de::DeserializeOwned + Serialize>(
+    there: Option<Record>,
+    object: &T,
+) -> Result<Vec<u8>, ControlError> {
+    Ok(match there {
+        Some(record) => Read::<T>::decode(record)?.rewritten(object),
+        None => encode(object),
+    })
 }
 
 fn store_kind(object: &Object) -> Kind {

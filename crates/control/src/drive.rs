@@ -110,7 +110,7 @@ impl Control {
         if operation.owner != self.replica {
             let ours =
                 OperationRecord { owner: self.replica, taken_over: operation.taken_over + 1, ..operation.clone() };
-            match self.store.commit(Change::new().replace(&read.record, crate::records::encode(&ours))).await {
+            match self.store.commit(Change::new().replace(&read.record, read.rewritten(&ours))).await {
                 Ok(_) => tracing::info!(op = %operation.op, from = %operation.owner, "taking over an operation"),
                 // Somebody else was faster, or it has come to its end.
                 Err(CommitError::Conflict { .. }) => return Ok(()),

@@ -61,7 +61,8 @@ impl Control {
         note: Note,
     ) -> Result<Read<Actor>, ControlError> {
         let (actor, effects) = read.value.clone().apply(event).map_err(|_| ControlError::conflict())?;
-        let mut change = Change::new().replace(&read.record, encode(&actor));
+        let value = read.rewritten(&actor);
+        let mut change = Change::new().replace(&read.record, value.clone());
         for effect in effects {
             change = self.with_effect(change, &actor, effect).await?;
         }
@@ -87,7 +88,7 @@ impl Control {
         let mut record = read.record.clone();
         record.version += 1;
         record.revision = committed.revision;
-        record.value = encode(&actor).into();
+        record.value = value.into();
         Ok(Read { record, value: actor })
     }
 
@@ -166,7 +167,7 @@ impl Control {
             None if claim => return Err(ControlError::conflict()),
             None => return Ok(change),
         };
-        let mut worker = read.value;
+        let mut worker = read.value.clone();
         let assignee = Assignee::of(actor);
         match (&worker.assigned, claim) {
             (None, true) if !worker.draining => worker.assigned = Some(assignee),
@@ -176,6 +177,6 @@ impl Control {
             }
             (_, false) => return Ok(change),
         }
-        Ok(change.replace(&read.record, encode(&worker)))
+        Ok(change.replace(&read.record, read.rewritten(&worker)))
     }
 }

@@ -16,6 +16,7 @@ mod actors;
 mod assignments;
 mod atespaces;
 mod catalog;
+mod check;
 mod drain;
 mod drive;
 mod error;
@@ -29,6 +30,7 @@ mod quota;
 mod reconcile;
 mod records;
 mod replicas;
+mod restored;
 mod resume;
 mod save;
 mod watch;
@@ -46,12 +48,14 @@ use parking_lot::Mutex;
 pub use actors::{ActorChange, Changed, MAX_PAGE, Versioned, status_name, usable};
 pub use assignments::{Assigned, AssignmentUpdate};
 pub use catalog::{Applied, Template, TemplatePhase, TemplateStatus};
+pub use check::{Check, Finding, Findings};
 pub use drain::Share;
 pub use error::{Code, ControlError};
 pub use nodes::{Registration, Renewal};
 pub use quota::{Quota, Usage};
 pub use records::{Assignee, HistoryEntry, NodeRecord, WorkerRecord};
 pub use replicas::Replicas;
+pub use restored::{ClockBehind, Named, Restoring, Summary};
 
 /// What the outside world gives: time and chance. A simulation gives its own.
 pub trait World: Send + Sync {

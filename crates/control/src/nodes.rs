@@ -52,7 +52,7 @@ impl Control {
                 },
             };
             let change = match &known {
-                Some(read) => Change::new().replace(&read.record, encode(&record)),
+                Some(read) => Change::new().replace(&read.record, read.rewritten(&record)),
                 None => Change::new().create(node_key(node), encode(&record)),
             };
             match self.store.commit(change).await {
@@ -118,8 +118,8 @@ impl Control {
             if read.value != known {
                 return Ok(());
             }
-            let given_up = NodeRecord { given_up: true, ..read.value };
-            match self.store.commit(Change::new().replace(&read.record, encode(&given_up))).await {
+            let given_up = NodeRecord { given_up: true, ..read.value.clone() };
+            match self.store.commit(Change::new().replace(&read.record, read.rewritten(&given_up))).await {
                 Ok(_) => tracing::warn!(%node, "a node has been silent for too long and is given up"),
                 Err(CommitError::Conflict { .. }) => return Ok(()),
                 Err(error) => return Err(error.into()),

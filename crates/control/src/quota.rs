@@ -50,6 +50,28 @@ pub struct Usage {
     pub snapshot_bytes: u64,
 }
 
+impl Usage {
+    pub(crate) fn set(&mut self, what: &str, number: u64) {
+        match what {
+            ACTORS => self.actors = number,
+            RUNNING => self.running = number,
+            BYTES => self.snapshot_bytes = number,
+            _ => {}
+        }
+    }
+}
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} actors, {} running, {} bytes of snapshots", self.actors, self.running, self.snapshot_bytes)
+    }
+}
+
+/// Whether a number is of what goes on, and means nothing once nobody runs.
+pub(crate) fn is_of_the_moment(key: &Key) -> bool {
+    key.segments().nth(1).is_some_and(|what| what == RUNNING || what == WAKES)
+}
+
 const ACTORS: &str = "actors";
 const RUNNING: &str = "running";
 const BYTES: &str = "bytes";
@@ -62,7 +84,7 @@ pub(crate) fn count_key(atespace: &AtespaceName, what: &str) -> Key {
 }
 
 /// Bytes of the snapshots that an actor refers to, each once.
-fn snapshot_bytes(actor: &Actor) -> u64 {
+pub(crate) fn snapshot_bytes(actor: &Actor) -> u64 {
     let snapshots: BTreeMap<&str, u64> =
         actor.references().map(|snapshot| (snapshot.prefix.as_str(), snapshot.stored_bytes)).collect();
     snapshots.values().sum()
@@ -95,9 +117,11 @@ fn room_for_one(
 /// ahead has to wait.
 fn at_pace(change: Change, atespace: &AtespaceName, rate: u64, now_micros: u64) -> Change {
     let part = SECOND / rate.max(1);
-    change
-        .guard(Guard::AtMost(count_key(atespace, WAKES), now_micros + SECOND - part))
-        .add_from(count_key(atespace, WAKES), i64::try_from(part).unwrap_or(0), now_micros)
+    change.guard(Guard::AtMost(count_key(atespace, WAKES), now_micros + SECOND - part)).add_from(
+        count_key(atespace, WAKES),
+        i64::try_from(part).unwrap_or(0),
+        now_micros,
+    )
 }
 
 /// Says what a refusal of a limit means; `None` if it is another refusal.
@@ -160,15 +184,8 @@ impl Control {
             change = change.guard(Guard::AtMost(count_key(atespace, BYTES), most));
         }
         if let Some(rate) = quota.wakes_per_second {
-            // Each wake takes its part of a second, from now or from when those before it are through; one that would
-            // begin more than a second ahead has to wait.
-            let part = SECOND / rate.max(1);
             let now = u64::try_from(self.world.now().as_microsecond()).unwrap_or(0);
-            change = change.guard(Guard::AtMost(count_key(atespace, WAKES), now + SECOND - part)).add_from(
-                count_key(atespace, WAKES),
-                i64::try_from(part).unwrap_or(0),
-                now,
-            );
+            change = at_pace(change, atespace, rate, now);
         }
         Ok(change)
     }

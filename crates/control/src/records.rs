@@ -1,4 +1,4 @@
-//! What the store holds, typed. Each record is JSON; fields of newer builds are carried along.
+//! What the store holds, typed. Each record is JSON, and fields of newer builds are carried along: see [`Read::rewritten`].
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,11 @@ use ate_orders::{Ingress, Phase};
 use ate_store::{Key, Kind, MAX_PAGE_RECORDS, Prefix, Record};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::{Code, Control, ControlError, Quota};
 
-type Unknown = BTreeMap<String, serde_json::Value>;
+type Unknown = BTreeMap<String, Value>;
 
 /// A record as it was read, and what it says.
 #[derive(Clone, Debug)]
@@ -30,6 +31,46 @@ impl<T: DeserializeOwned> Read<T> {
             ControlError::new(Code::Internal, format!("record {} cannot be read: see the server's log", record.key))
         })?;
         Ok(Self { record, value })
+    }
+}
+
+impl<T: DeserializeOwned + Serialize> Read<T> {
+    /// What to write over the record so that it says `after`, with the fields that a newer build has put there:
+    ///
+    /// * those of the record itself, always;
+    /// * those further in for as long as nothing that is known of the object (or the array) around them changes. They
+    ///   belong to that object: to a lease, a snapshot, a template's spec. Another one has its own.
+    ///
+    /// So what a newer build must not lose to an older one goes on the record itself.
+    pub(crate) fn rewritten(&self, after: &T) -> Vec<u8> {
+        let known = serde_json::from_slice::<T>(&self.record.value).map(|known| encode(&known)).unwrap_or_default();
+        // As good as always there is nothing that this build does not know.
+        if known == self.record.value {
+            return encode(after);
+        }
+        let value = |bytes: &[u8]| serde_json::from_slice(bytes).unwrap_or_default();
+        let (stored, known) = (value(&self.record.value), value(&known));
+        let mut after = value(&encode(after));
+        if let (Value::Object(stored), Value::Object(known), Value::Object(after)) = (&stored, &known, &mut after) {
+            for (name, field) in stored.iter().filter(|(name, _)| !known.contains_key(*name)) {
+                after.entry(name).or_insert_with(|| field.clone());
+            }
+        }
+        carry(&stored, &known, &mut after);
+        // The same text for the same content, whatever the order of its fields: nothing has changed then.
+        if after == stored { self.record.value.to_vec() } else { encode(&after) }
+    }
+}
+
+/// Puts back what was stored wherever what is known of it has not changed.
+fn carry(stored: &Value, known: &Value, after: &mut Value) {
+    let (Value::Object(stored), Value::Object(known), Value::Object(after)) = (stored, known, after) else { return };
+    for (name, after) in after {
+        match (stored.get(name), known.get(name)) {
+            (Some(stored), Some(known)) if known == after => after.clone_from(stored),
+            (Some(stored), Some(known)) => carry(stored, known, after),
+            _ => {}
+        }
     }
 }
 
@@ -238,3 +279,6 @@ impl Assignee {
         Self { key: actor.key.clone(), uid: actor.uid, generation: actor.generation, template: actor.template.clone() }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ate_actor::{Actor, Event, Intent, Lease, Phase, Scope, SnapshotRef};
 use ate_name::{ActorKey, GOLDEN_ATESPACE, OpId, WorkerUid};
-use ate_orders::{Capture, Captured, NodeError, SnapshotAt, SnapshotOrder, Stored};
+use ate_orders::{Capture, Captured, Identity, NodeError, SnapshotAt, SnapshotOrder, Stored};
 use ate_snapshot::{Location, SnapshotId, SnapshotKey};
 
 use crate::actors::{Versioned, is_golden};
@@ -345,7 +345,8 @@ impl Control {
             .and_then(|golden| Some(SnapshotAt { prefix: golden.prefix.clone(), manifest: golden.manifest? }));
         Ok(SnapshotOrder {
             op,
-            identity: identity(actor),
+            // Whose state it is; the actor itself may be past that, if its record was restored from a backup.
+            identity: Identity { generation: snapshot.generation, ..identity(actor) },
             workload: template.workload()?,
             prefix: snapshot.prefix.clone(),
             full: snapshot.scope == Scope::Full,

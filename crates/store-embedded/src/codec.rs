@@ -9,7 +9,7 @@
 
 use std::ops::Bound;
 
-use ate_store::{Fault, Key, Kind, Prefix, Record, Revision};
+use ate_store::{Contents, Entry, Fault, Key, Kind, Prefix, Record, Revision};
 use bytes::Bytes;
 
 use crate::engine::Reads;
@@ -63,13 +63,51 @@ pub(crate) fn scan_records(
     let border = key_bytes(prefix.kind(), prefix.path());
     let after = after.filter(|after| *after >= prefix.path()).map(|after| key_bytes(prefix.kind(), after));
     let start = after.as_deref().map_or(Bound::Included(&border[..]), Bound::Excluded);
-    let kind_length = prefix.kind().name().len() + 1;
     reads.scan(start, &mut |key, value| {
         if !key.starts_with(&border) {
             return Ok(false);
         }
-        let path = std::str::from_utf8(&key[kind_length..]).map_err(|_| corrupt(key))?;
-        let parsed = Key::parse(prefix.kind(), path).map_err(|_| corrupt(key))?;
-        Ok(each(decode(parsed, key, Bytes::copy_from_slice(value))?))
+        Ok(each(entry(prefix.kind(), key, value)?))
     })
+}
+
+/// An entry of the engine whose key begins with the kind.
+fn entry(kind: Kind, key: &[u8], value: &[u8]) -> Result<Record, Fault> {
+    let path = std::str::from_utf8(&key[kind.name().len() + 1..]).map_err(|_| corrupt(key))?;
+    let parsed = Key::parse(kind, path).map_err(|_| corrupt(key))?;
+    decode(parsed, key, Bytes::copy_from_slice(value))
+}
+
+/// Shows everything there is, in the order of [`Contents`], until `each` says `false`.
+pub(crate) fn scan_everything(reads: &(impl Reads + ?Sized), each: &mut dyn FnMut(Entry) -> bool) -> Result<(), Fault> {
+    let mut wanted = true;
+    let foreign =
+        |key: &[u8], reason: String| Entry::Foreign { key: String::from_utf8_lossy(key).into_owned(), reason };
+    for kind in Contents::ORDER {
+        let border = key_bytes(kind, "");
+        reads.scan(Bound::Included(&border), &mut |key, value| {
+            if !wanted || !key.starts_with(&border) {
+                return Ok(false);
+            }
+            wanted = each(match entry(kind, key, value) {
+                Ok(record) => Entry::Record(record),
+                Err(fault) => foreign(key, fault.to_string()),
+            });
+            Ok(wanted)
+        })?;
+    }
+    let known = |key: &[u8]| Kind::ALL.into_iter().find(|kind| key.starts_with(&key_bytes(*kind, "")));
+    let mut start = Some(Bound::Excluded(REVISION_KEY.to_vec()));
+    while let Some(from) = start.take() {
+        reads.scan(from.as_ref().map(|key| &key[..]), &mut |key, _| {
+            if let Some(kind) = known(key) {
+                // Past all of its keys: '0' follows '/'.
+                start = Some(Bound::Included([kind.name().as_bytes(), b"0"].concat()));
+                return Ok(false);
+            }
+            wanted = wanted && each(foreign(key, "no kind of record that this program knows".to_owned()));
+            Ok(wanted)
+        })?;
+    }
+    Ok(())
 }

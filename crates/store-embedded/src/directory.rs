@@ -19,12 +19,22 @@ pub enum OpenError {
     InUse { directory: PathBuf, holder: String },
     #[error("the store in {directory} has format {found}, this program knows formats up to {FORMAT}; use a newer one")]
     TooNew { directory: PathBuf, found: u32 },
+    #[error("there is no store in {directory}")]
+    Missing { directory: PathBuf },
     #[error("{directory} is not a store: {reason}")]
     NotAStore { directory: PathBuf, reason: String },
     #[error("cannot open the store in {directory}")]
     Fault { directory: PathBuf, source: Fault },
     #[error("cannot {action} {path}")]
     Io { action: &'static str, path: PathBuf, source: io::Error },
+}
+
+/// What is made of a store that came back with less than it acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LostTail {
+    Refuse,
+    /// For whoever only reads what is left: it may not be gone on with as it is.
+    Accept,
 }
 
 /// A directory that this process alone may use until the value is dropped.
@@ -75,6 +85,19 @@ impl Directory {
         Ok(Self { path: path.to_owned(), _lock: lock, mark })
     }
 
+    /// As [`Directory::lock`], but makes nothing where there is no store.
+    pub(crate) fn lock_store(path: &Path) -> Result<Self, OpenError> {
+        let file = path.join(FORMAT_FILE);
+        match file.try_exists() {
+            Ok(true) => {}
+            Ok(false) => return Err(OpenError::Missing { directory: path.to_owned() }),
+            Err(source) => return Err(OpenError::Io { action: "look for", path: file, source }),
+        }
+        let directory = Self::lock(path)?;
+        directory.is_store()?;
+        Ok(directory)
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -98,10 +121,19 @@ impl Directory {
     }
 
     pub(crate) fn mark_as_store(&self) -> Result<(), OpenError> {
+        self.write_format(&FORMAT.to_string())
+    }
+
+    /// Nobody takes it for a store, nor for one whose creation was cut short, until it is marked as one.
+    pub(crate) fn mark_as_unfinished(&self) -> Result<(), OpenError> {
+        self.write_format("restore not finished")
+    }
+
+    fn write_format(&self, format: &str) -> Result<(), OpenError> {
         let (file, temporary) = (self.path.join(FORMAT_FILE), self.path.join("FORMAT.new"));
         let write = || {
             let mut new = File::create(&temporary)?;
-            writeln!(new, "{FORMAT_NAME} {FORMAT}")?;
+            writeln!(new, "{FORMAT_NAME} {format}")?;
             new.sync_all()?;
             fs::rename(&temporary, &file)?;
             File::open(&self.path)?.sync_all()
@@ -127,10 +159,8 @@ impl Directory {
         }
         let marked = Revision(u64::from_le_bytes(once));
         if revision < marked {
-            let path = self.path.join(MARK_FILE);
             let reason = format!(
-                "revision {marked} was acknowledged, but only {revision} is left; restore a backup, or remove {} to go on without the lost commits",
-                path.display()
+                "revision {marked} was acknowledged, but only {revision} is left; restore a backup, or save what is left with `ate store backup --accept-loss` and restore that"
             );
             return Err(Fault::Corrupt { reason });
         }

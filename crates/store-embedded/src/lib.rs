@@ -23,6 +23,7 @@ mod codec;
 mod directory;
 pub mod engine;
 mod fjall;
+mod whole;
 mod writer;
 
 use std::path::Path;
@@ -36,8 +37,9 @@ use ate_store::{
 };
 use tokio::sync::watch;
 
-pub use crate::directory::OpenError;
+pub use crate::directory::{LostTail, OpenError};
 pub use crate::fjall::FjallEngine;
+pub use crate::whole::{LoadError, Loaded, contents, load};
 
 use crate::directory::Directory;
 use crate::engine::{Engine, Opener, Reads};
@@ -50,6 +52,10 @@ const CACHE_BYTES: u64 = 256 << 20;
 const MEMORY_BYTES: u64 = 64 << 20;
 
 const RECORDS: &str = "records";
+
+fn usual_engine() -> Opener {
+    Box::new(|directory| Ok(Box::new(FjallEngine::open(&directory.join(RECORDS), CACHE_BYTES, MEMORY_BYTES)?)))
+}
 
 #[derive(Debug)]
 pub struct EmbeddedStore {
@@ -105,10 +111,7 @@ impl Shared {
 impl EmbeddedStore {
     /// Opens the store in `directory`, or creates one there. Blocks on the disk; call it off the reactor.
     pub fn open(directory: &Path, feed: FeedLimits) -> Result<Self, OpenError> {
-        let opener = |directory: &Path| -> Result<Box<dyn Engine>, Fault> {
-            Ok(Box::new(FjallEngine::open(&directory.join(RECORDS), CACHE_BYTES, MEMORY_BYTES)?))
-        };
-        Self::open_with(directory, feed, Box::new(opener))
+        Self::open_with(directory, feed, usual_engine())
     }
 
     /// As [`EmbeddedStore::open`], on another engine.

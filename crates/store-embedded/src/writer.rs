@@ -95,6 +95,12 @@ enum Health {
 
 /// Opens the engine and makes sure that nothing acknowledged is missing.
 pub(crate) fn open_engine(opener: &Opener, directory: &Directory) -> Result<(Box<dyn Engine>, Revision), Fault> {
+    let (engine, revision) = open_what_is_left(opener, directory)?;
+    directory.check_mark(revision)?;
+    Ok((engine, revision))
+}
+
+pub(crate) fn open_what_is_left(opener: &Opener, directory: &Directory) -> Result<(Box<dyn Engine>, Revision), Fault> {
     let open = || {
         let engine = opener(directory.path())?;
         let mut revision = Revision::ZERO;
@@ -105,11 +111,9 @@ pub(crate) fn open_engine(opener: &Opener, directory: &Directory) -> Result<(Box
         Ok((engine, revision))
     };
     // Engines assert what they expect of their own files.
-    let (engine, revision) = std::panic::catch_unwind(AssertUnwindSafe(open)).unwrap_or_else(|_| {
+    std::panic::catch_unwind(AssertUnwindSafe(open)).unwrap_or_else(|_| {
         Err(Fault::Corrupt { reason: "the engine gave up on its files; see the log for where".to_owned() })
-    })?;
-    directory.check_mark(revision)?;
-    Ok((engine, revision))
+    })
 }
 
 fn fail(group: Vec<Request>, fault: &Fault) {

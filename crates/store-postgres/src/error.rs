@@ -28,6 +28,10 @@ pub enum ConnectError {
         "schema \"{schema}\" at {address} has layout {found}, this program knows layouts up to {KNOWN_LAYOUT}; run the newer program that made it, or use another schema"
     )]
     TooNew { address: Address, schema: Schema, found: i32 },
+    #[error(
+        "schema \"{schema}\" at {address} holds no store of this program's layout; is that the right one? Starting the control plane makes it, or moves an older one on"
+    )]
+    NoStore { address: Address, schema: Schema },
     #[error("cannot read the roots of trust in {path}")]
     Roots { path: PathBuf, source: rustls::pki_types::pem::Error },
     #[error("{place} holds no certificate to trust")]
@@ -99,6 +103,17 @@ const CORRUPT: [&SqlState; 4] =
     [&SqlState::DATA_CORRUPTED, &SqlState::INDEX_CORRUPTED, &SqlState::UNDEFINED_TABLE, &SqlState::UNDEFINED_COLUMN];
 
 impl Trouble {
+    /// As what keeps a store at this address from being opened.
+    pub(crate) fn at(self, address: &Address) -> ConnectError {
+        match self {
+            Trouble::Unfit(unfit) => unfit,
+            other => {
+                let (Fault::Unavailable { reason } | Fault::Corrupt { reason }) = other.into();
+                ConnectError::Database { address: address.clone(), reason }
+            }
+        }
+    }
+
     /// Whether it is with the connection, so that another one may have more luck.
     pub(crate) fn is_passing(&self) -> bool {
         // Class 08 is about connections, 53300 is a server with too many, 55P03 a lock that was held too long,

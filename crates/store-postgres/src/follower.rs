@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ate_store::{Event, Fault, Key, Mutation, Record, Revision};
+use ate_store::{Event, Fault, Key, Kind, Mutation, Record, Revision};
 use bytes::Bytes;
 use futures::{StreamExt, pin_mut};
 use tokio::time::{MissedTickBehavior, interval};
@@ -9,7 +9,6 @@ use tokio_postgres::{Client, Row, Statement};
 
 use crate::Shared;
 use crate::error::{Trouble, column, corrupt, signed, unsigned, within};
-use crate::reads::kind;
 use crate::session::{EXCHANGE, Pause};
 
 /// How often the follower looks without being told to. It is told of every commit, so this is for a notification that got
@@ -171,7 +170,7 @@ fn read_entry(row: &Row) -> Result<(Revision, Option<Event>), Fault> {
     let mut mutations = Vec::with_capacity(kinds.len());
     for (((name, path), version), content) in kinds.into_iter().zip(paths).zip(versions).zip(contents) {
         // A newer replica may know kinds that nobody can watch here.
-        let Some(kind) = kind(name) else { continue };
+        let Some(kind) = Kind::named(name) else { continue };
         let key = Key::parse(kind, path).map_err(|_| corrupt(&format!("the path {path:?} in the log")))?;
         mutations.push(match content {
             Some(content) => {

@@ -108,7 +108,7 @@ impl Schema {
         format!("{CHANNEL}{}", self.0)
     }
 
-    async fn layout(&self, client: &Client) -> Result<i32, Error> {
+    pub(crate) async fn layout(&self, client: &Client) -> Result<i32, Error> {
         // Not to_regclass: that looks into a cache which does not hear of what others did while this session waited.
         let exists = "SELECT FROM pg_tables WHERE schemaname = $1 AND tablename = 'head'";
         if client.query_opt(exists, &[&self.0]).await?.is_none() {
@@ -173,6 +173,16 @@ pub(crate) struct Statements {
     pub(crate) follow: String,
     /// Removes the oldest rows of the log that are past a bound.
     pub(crate) forget: String,
+    /// Keys whose kind is none of those given.
+    pub(crate) foreign: String,
+    pub(crate) counts: String,
+    /// Empties the schema.
+    pub(crate) clear: String,
+    /// Records that were not there.
+    pub(crate) load: String,
+    pub(crate) unload: String,
+    /// Ends a load: the commit line goes on from here.
+    pub(crate) loaded: String,
 }
 
 impl Statements {
@@ -248,6 +258,19 @@ impl Statements {
                     WHERE revision <= $2 OR committed_at < clock_timestamp() - make_interval(secs => $3)
                 )",
             ),
+            foreign: with_schema("SELECT kind, path FROM {schema}.records WHERE kind <> ALL ($1) ORDER BY kind, path"),
+            counts: with_schema("SELECT kind, count(*) FROM {schema}.records GROUP BY kind"),
+            // Not TRUNCATE: whoever still reads sees what was there until all of the new is.
+            clear: with_schema("DELETE FROM {schema}.records; DELETE FROM {schema}.log"),
+            load: with_schema(
+                "INSERT INTO {schema}.records (kind, path, version, revision, value)
+                SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bytea[])",
+            ),
+            unload: with_schema(
+                "DELETE FROM {schema}.records AS record USING unnest($1::text[], $2::text[]) AS gone(kind, path)
+                WHERE record.kind = gone.kind AND record.path = gone.path",
+            ),
+            loaded: with_schema("WITH moved AS (UPDATE {schema}.head SET revision = $1) SELECT pg_notify($2, '')"),
         }
     }
 }

@@ -36,6 +36,7 @@ mod reads;
 mod relay;
 mod session;
 mod tls;
+mod whole;
 mod writer;
 
 use std::fmt;
@@ -56,6 +57,7 @@ use tokio_util::task::AbortOnDropHandle;
 pub use address::{Address, AddressError};
 pub use error::ConnectError;
 pub use layout::{Schema, SchemaError};
+pub use whole::{LoadError, contents, load};
 
 use error::{Trouble, column, unsigned};
 use layout::{KNOWN_LAYOUT, Statements};
@@ -165,13 +167,7 @@ impl PostgresStore {
     /// Connects, brings the schema to the layout that this program knows, and starts to follow the feed.
     pub async fn connect(settings: Settings) -> Result<Self, ConnectError> {
         let address = settings.address.clone();
-        let failed = |trouble: Trouble| match trouble {
-            Trouble::Unfit(unfit) => unfit,
-            other => {
-                let (Fault::Unavailable { reason } | Fault::Corrupt { reason }) = other.into();
-                ConnectError::Database { address: address.clone(), reason }
-            }
-        };
+        let failed = |trouble: Trouble| trouble.at(&address);
         let connector = tokio::task::spawn_blocking({
             let address = address.clone();
             move || Connector::new(&address)

@@ -1,4 +1,4 @@
-use ate_store::{Fault, Key, Kind, MAX_PAGE_RECORDS, MAX_PATH, Page, PageFiller, Prefix, Record, Revision};
+use ate_store::{Fault, Key, MAX_PAGE_RECORDS, MAX_PATH, Page, PageFiller, Prefix, Record, Revision};
 use bytes::Bytes;
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Timeouts};
 use tokio::time::{Instant, timeout_at};
@@ -29,7 +29,7 @@ pub(crate) fn range(prefix: &Prefix) -> (String, String) {
 }
 
 /// The columns version, revision and value, from `first` on.
-fn record(key: Key, row: &Row, first: usize) -> Result<Record, Fault> {
+pub(crate) fn record(key: Key, row: &Row, first: usize) -> Result<Record, Fault> {
     let version = unsigned(row, first)?;
     let revision = Revision(unsigned(row, first + 1)?);
     Ok(Record { key, version, revision, value: Bytes::copy_from_slice(column(row, first + 2)?) })
@@ -121,13 +121,9 @@ impl Reads {
     }
 }
 
-/// The kind of that name, if this program knows it.
-pub(crate) fn kind(name: &str) -> Option<Kind> {
-    Kind::ALL.into_iter().find(|kind| kind.name() == name)
-}
-
 #[cfg(test)]
 mod tests {
+    use ate_store::Kind;
     use proptest::prelude::*;
 
     use super::*;

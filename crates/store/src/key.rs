@@ -58,6 +58,11 @@ impl Kind {
             Kind::Meta => "meta",
         }
     }
+
+    /// The kind of that name, if this program knows it.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
+    }
 }
 
 impl fmt::Display for Kind {

@@ -31,6 +31,7 @@
 pub mod conformance;
 
 mod change;
+mod contents;
 mod error;
 mod feed;
 mod group;
@@ -45,6 +46,7 @@ pub use change::{
     Change, Committed, Event, Guard, MAX_CHANGE_BYTES, MAX_CHANGE_ITEMS, MAX_PAGE_BYTES, MAX_PAGE_RECORDS, MAX_VALUE,
     Mutation, Page, PageFiller, Record, Revision, View, Write, judge, number,
 };
+pub use contents::{Contents, Counts, Entry, IfOccupied, Mutations};
 pub use error::{CommitError, Fault, WatchError};
 pub use feed::{Feed, FeedLimits, Watch};
 pub use group::{Group, Stage, Verdict};

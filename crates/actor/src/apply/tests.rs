@@ -136,6 +136,24 @@ fn news_of_another_operation_is_refused() {
 }
 
 #[test]
+fn a_restored_actor_holds_no_worker_and_is_past_every_generation_of_before() {
+    let past = Generation::new(1000);
+    let resuming = walk(actor(), [Event::Bind { lease: lease(1), op: op(1), start: Start::Newest }]);
+    let suspending = walk(running(), [Event::Save { op: op(2), intent: Intent::Pause, snapshot: snapshot(1) }]);
+    for before in [resuming, running(), suspending.clone()] {
+        let (after, effects) = before.apply(Event::Restored { past }).unwrap();
+        assert_eq!((after.phase, after.generation), (Phase::Suspended, past));
+        assert_eq!(effects, [Effect::FreeWorker(lease(1))]);
+    }
+    let saving = walk(suspending, [Event::Captured { op: op(2) }]);
+    let restored = walk(saving.clone(), [Event::Restored { past }]);
+    assert_eq!((&restored.phase, restored.generation), (&saving.phase, past), "its image may still be there");
+    let paused = walk(restored, [Event::Stored { op: op(2), snapshot: snapshot(1), durable: false }]);
+    let again = walk(paused, [Event::Restored { past }]);
+    assert_eq!((again.phase, again.generation), (Phase::Paused, past.next()), "never the same generation twice");
+}
+
+#[test]
 fn fields_of_a_newer_build_survive() {
     let mut json = serde_json::to_value(actor()).unwrap();
     json["fromTheFuture"] = serde_json::json!({"x": 1});
@@ -161,6 +179,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         (0..4u8).prop_map(|s| Event::Uploaded { prefix: format!("s{s}") }),
         Just(Event::Lost),
         (0..2u8).prop_map(|n| Event::LocalLost { node: NodeName::new(format!("n{n}")) }),
+        (0..99u64).prop_map(|past| Event::Restored { past: Generation::new(past) }),
     ]
 }
 
@@ -180,8 +199,11 @@ proptest! {
             }
             prop_assert_eq!(after.lease(), held.as_ref());
             prop_assert!(after.shows(&event, before.generation), "{:?} does not show in {:?}", event, after.phase);
-            let bound = matches!(event, Event::Bind { .. });
-            prop_assert_eq!(after.generation, if bound { before.generation.next() } else { before.generation });
+            prop_assert_eq!(after.generation, match event {
+                Event::Bind { .. } => before.generation.next(),
+                Event::Restored { past } => past.max(before.generation.next()),
+                _ => before.generation,
+            });
             // Nothing but the loss of a node takes a snapshot away.
             if !matches!(event, Event::LocalLost { .. }) && before.snapshots.durable.is_some() {
                 prop_assert!(after.snapshots.durable.is_some());

@@ -1,0 +1,406 @@
+//! `ate store`: looks after what the control plane remembers. Check it, back it up, restore it.
+
+use std::error::Error;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow, bail};
+use ate_backup::Backup;
+use ate_cli::Global;
+use ate_control::{Check, Findings, Named, Restoring, Summary};
+use ate_store::{Contents, Counts, Fault, IfOccupied, Mutation, Mutations, Revision};
+use ate_store_embedded::{LostTail, OpenError};
+use ate_store_postgres::{Schema, Settings};
+use futures::StreamExt;
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+/// Mutations between the file and the store.
+const ON_THE_WAY: usize = 256;
+
+/// How often progress is told, in records.
+const TELL_EVERY: u64 = 5000;
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum StoreVerb {
+    /// Read every record and tell what does not agree with the others
+    #[command(after_help = "Exits with 1 if anything is found. Nothing is written.
+
+Examples:
+  ate store check                                  stop `ate dev` first
+  ate store check --store postgres://ate@db/ate    also while the control plane runs
+  ate store check -o json")]
+    Check(CheckArgs),
+    /// Write everything that a store holds into one file
+    #[command(after_help = "The file is the same for every kind of store, and appears only when it is whole.
+It holds sealed keys: only its owner may read it. Snapshots, and the key in
+identity/ without which they cannot be read, are not in it.
+
+Examples:
+  ate store backup monday.backup                   stop `ate dev` first
+  ate store backup b --store postgres://ate@db/ate also while the control plane runs
+  ate store backup left.backup --accept-loss       of a store that lost its last commits")]
+    Backup(BackupArgs),
+    /// Make a store of a backup
+    #[command(after_help = "What happened after the backup is unknown: actors that were on a worker continue
+from their last snapshot, and nothing that still runs from before is served or
+believed. All of it is restored, or nothing. Stop the control plane first.
+
+Examples:
+  ate store restore monday.backup                  into a store that holds nothing
+  ate store restore monday.backup --replace        the old directory is moved aside
+  ate store restore b --store postgres://ate@db/ate
+                                                   from one machine to PostgreSQL")]
+    Restore(RestoreArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct StoreArgs {
+    /// A store's directory, or postgres://user@host/database [default: `store` in --data-dir]
+    #[arg(long, env = "ATE_STORE", value_name = "WHERE", hide_env_values = true)]
+    store: Option<String>,
+    /// The schema of a store in PostgreSQL
+    #[arg(long, env = "ATE_STORE_SCHEMA", value_name = "NAME", default_value_t)]
+    schema: Schema,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct BackupArgs {
+    /// The file to write; it must not be there yet
+    file: PathBuf,
+    /// Save what is left of a store that came back with less than it acknowledged
+    #[arg(long)]
+    accept_loss: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RestoreArgs {
+    /// The backup
+    file: PathBuf,
+    /// Put it in the place of what the store holds now
+    #[arg(long)]
+    replace: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+}
+
+enum Place {
+    Directory(PathBuf),
+    Database(Box<Settings>),
+}
+
+impl StoreArgs {
+    fn place(&self, global: &Global) -> anyhow::Result<Place> {
+        match self.store.as_deref() {
+            None => Ok(Place::Directory(global.data_dir.join("store"))),
+            Some(text) if text.contains("://") => {
+                let settings = Settings::new(text.parse().context("--store")?);
+                Ok(Place::Database(Box::new(Settings { schema: self.schema.clone(), ..settings })))
+            }
+            Some(path) => Ok(Place::Directory(path.into())),
+        }
+    }
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Directory(path) => write!(f, "{}", path.display()),
+            Self::Database(settings) => write!(f, "{}, schema {}", settings.address, settings.schema),
+        }
+    }
+}
+
+impl Place {
+    async fn contents(&self, tail: LostTail) -> anyhow::Result<Contents> {
+        match self {
+            Self::Directory(path) => {
+                ate_store_embedded::contents(path, tail).await.map_err(|error| open_error(path, error))
+            }
+            Self::Database(settings) => Ok(ate_store_postgres::contents(settings).await?),
+        }
+    }
+
+    /// Tells where what was there before is now.
+    async fn load(
+        &self,
+        occupied: IfOccupied,
+        revision: Revision,
+        mutations: Mutations,
+    ) -> anyhow::Result<Option<PathBuf>> {
+        match self {
+            Self::Directory(path) => {
+                use ate_store_embedded::LoadError;
+                match ate_store_embedded::load(path, occupied, revision, mutations).await {
+                    Ok(loaded) => Ok(loaded.moved_aside),
+                    Err(LoadError::Open(error)) => Err(open_error(path, error)),
+                    Err(error) => Err(error.into()),
+                }
+            }
+            Self::Database(settings) => {
+                ate_store_postgres::load(settings, occupied, revision, mutations).await?;
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// What a person can do about it, where the adapter cannot know.
+fn open_error(path: &Path, error: OpenError) -> anyhow::Error {
+    match error {
+        OpenError::InUse { holder, .. } => anyhow!(
+            "the store in {} is in use by process {holder}\n  stop that first (`ate dev` suspends its actors when it is told to end), and try again",
+            path.display()
+        ),
+        OpenError::Missing { .. } => anyhow!(
+            "there is no store in {}\n  name one with --store, or the directory that `ate dev` was given with --data-dir",
+            path.display()
+        ),
+        OpenError::Fault { source: Fault::Corrupt { reason }, .. } => anyhow!(
+            "the store in {} is damaged: {reason}\n  restore a backup: ate store restore <FILE> --store {} --replace",
+            path.display(),
+            path.display()
+        ),
+        other => other.into(),
+    }
+}
+
+pub(crate) async fn run(verb: StoreVerb, global: &Global) -> anyhow::Result<bool> {
+    match verb {
+        StoreVerb::Check(args) => check(&args, global).await,
+        StoreVerb::Backup(args) => backup(&args, global).await.map(|()| true),
+        StoreVerb::Restore(args) => restore(args, global).await.map(|()| true),
+    }
+}
+
+/// Returns whether nothing was found.
+async fn check(args: &CheckArgs, global: &Global) -> anyhow::Result<bool> {
+    let place = args.store.place(global)?;
+    let Contents { revision, mut entries } = place.contents(LostTail::Refuse).await?;
+    let (mut check, mut progress) = (Check::new(revision), Progress::new("checked"));
+    let mut count = 0;
+    while let Some(entry) = entries.next().await {
+        let entry = entry.map_err(|fault| read_error(&place, fault))?;
+        check.take(&entry);
+        count += 1;
+        progress.tell(count);
+    }
+    drop(progress);
+    let found = check.finish();
+    let sound = found.findings.is_empty();
+    match global.document(&found) {
+        Some(text) => print!("{text}"),
+        None => show(&found, &place, revision)?,
+    }
+    Ok(sound)
+}
+
+fn read_error(place: &Place, fault: Fault) -> anyhow::Error {
+    match (place, fault) {
+        (Place::Directory(path), fault @ Fault::Corrupt { .. }) => {
+            open_error(path, OpenError::Fault { directory: path.clone(), source: fault })
+        }
+        (place, fault) => anyhow!("{place}: {fault}"),
+    }
+}
+
+fn show(found: &Findings, place: &Place, revision: Revision) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    for finding in &found.findings {
+        writeln!(out, "{}\n  {}\n  remedy: {}", finding.object, finding.wrong, finding.remedy)?;
+    }
+    let all = found.findings.len() as u64 + found.more;
+    if found.more > 0 {
+        writeln!(out, "and {} more", found.more)?;
+    }
+    match all {
+        0 => writeln!(out, "{place}: {} records, revision {revision}, all of them agree", found.records),
+        all => writeln!(out, "{place}: {all} of {} records, revision {revision}, do not agree", found.records),
+    }
+}
+
+#[derive(Serialize)]
+struct Made<'a> {
+    file: &'a Path,
+    revision: u64,
+    records: u64,
+}
+
+async fn backup(args: &BackupArgs, global: &Global) -> anyhow::Result<()> {
+    let place = args.store.place(global)?;
+    let contents = place.contents(if args.accept_loss { LostTail::Accept } else { LostTail::Refuse }).await?;
+    let mut progress = Progress::new("saved");
+    let writer = format!("ate {} {}", env!("CARGO_PKG_VERSION"), crate::version::BUILT_FROM);
+    let saved = ate_backup::save(&args.file, contents, jiff::Timestamp::now(), writer.trim(), |count| {
+        progress.tell(count);
+    });
+    let (header, counts) = saved.await?;
+    drop(progress);
+    let made = Made { file: &args.file, revision: header.revision.0, records: counts.total() };
+    match global.document(&made) {
+        Some(text) => print!("{text}"),
+        None => println!("{}: {place} as of revision {}: {counts}", args.file.display(), header.revision),
+    }
+    Ok(())
+}
+
+async fn restore(args: RestoreArgs, global: &Global) -> anyhow::Result<()> {
+    let place = args.store.place(global)?;
+    let file = args.file.clone();
+    let backup = tokio::task::spawn_blocking(move || Backup::open(&file)).await??;
+    let restoring = Restoring::new(backup.header.time, backup.header.revision, jiff::Timestamp::now())?;
+    let revision = restoring.revision();
+    let (mutations, rewriting) = rewrite(backup.clone(), restoring);
+    let occupied = if args.replace { IfOccupied::Replace } else { IfOccupied::Refuse };
+    let moved_aside = place.load(occupied, revision, mutations).await?;
+    let summary = rewriting.await?;
+    let Some(summary) = summary else { bail!("the backup was not read to its end") };
+    let told = Told::of(&backup, revision, &summary, moved_aside.as_deref());
+    match global.document(&told) {
+        Some(text) => print!("{text}"),
+        None => print!("{}", told.text(&place)),
+    }
+    Ok(())
+}
+
+/// Reads the backup and rewrites what is in it on a thread of its own. The summary is there once all was taken.
+fn rewrite(backup: Backup, mut restoring: Restoring) -> (Mutations, tokio::task::JoinHandle<Option<Summary>>) {
+    type Item = Result<Mutation, Box<dyn Error + Send + Sync>>;
+    let (send, arriving) = mpsc::channel::<Item>(ON_THE_WAY);
+    let mut progress = Progress::new("restored");
+    let rewriting = tokio::task::spawn_blocking(move || {
+        let mut fill = || -> Result<bool, Box<dyn Error + Send + Sync>> {
+            let mut count = 0;
+            for record in backup.records()? {
+                for mutation in restoring.take(record?)? {
+                    if send.blocking_send(Ok(mutation)).is_err() {
+                        return Ok(false);
+                    }
+                }
+                count += 1;
+                progress.tell(count);
+            }
+            Ok(true)
+        };
+        match fill() {
+            Ok(all) => all.then(|| restoring.summary().clone()),
+            Err(error) => {
+                let _ = send.blocking_send(Err(error));
+                None
+            }
+        }
+    });
+    let mutations = futures::stream::unfold(arriving, |mut arriving| async move {
+        let next = arriving.recv().await?;
+        Some((next, arriving))
+    });
+    (mutations.boxed(), rewriting)
+}
+
+/// What a restore tells.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Told {
+    backup_of: jiff::Timestamp,
+    backup_revision: u64,
+    revision: u64,
+    kept: String,
+    dropped: String,
+    fell_back: Few,
+    saving: Few,
+    uploading: Few,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moved_aside: Option<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct Few {
+    count: u64,
+    first: Vec<String>,
+}
+
+impl Few {
+    fn of(named: &Named) -> Self {
+        Self { count: named.count, first: named.first.iter().map(ToString::to_string).collect() }
+    }
+
+    fn text(&self) -> String {
+        let more = self.count - self.first.len() as u64;
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!("{}: {}{more}", self.count, self.first.join(", "))
+    }
+}
+
+impl Told {
+    fn of(backup: &Backup, revision: Revision, summary: &Summary, moved_aside: Option<&Path>) -> Self {
+        let text = |counts: &Counts| counts.to_string();
+        Self {
+            backup_of: backup.header.time,
+            backup_revision: backup.header.revision.0,
+            revision: revision.0,
+            kept: text(&summary.kept),
+            dropped: text(&summary.dropped),
+            fell_back: Few::of(&summary.fell_back),
+            saving: Few::of(&summary.saving),
+            uploading: Few::of(&summary.uploading),
+            moved_aside: moved_aside.map(Path::to_owned),
+        }
+    }
+
+    fn text(&self, place: &Place) -> String {
+        let mut text = format!(
+            "{place}: restored from a backup of {} (revision {}); it goes on at revision {}\n  kept     {}\n  dropped  {}\n",
+            self.backup_of, self.backup_revision, self.revision, self.kept, self.dropped
+        );
+        let mut tell = |what: &str, few: &Few| {
+            if few.count > 0 {
+                text += &format!("  {what} {}\n", few.text());
+            }
+        };
+        tell("actors that were on a worker, and continue from their last snapshot:", &self.fell_back);
+        tell("actors whose save goes on, if their node still has the image:", &self.saving);
+        tell("actors whose newest snapshot goes on to durable storage:", &self.uploading);
+        if let Some(aside) = &self.moved_aside {
+            text += &format!("  what was there before is in {}\n", aside.display());
+        }
+        text += "  an actor that was saved anew after the backup may have lost the snapshot that the backup names: it says so when\n  it is woken\n";
+        text
+    }
+}
+
+/// A line on stderr that changes, if a person watches it.
+struct Progress {
+    what: &'static str,
+    shown: bool,
+    is_watched: bool,
+}
+
+impl Progress {
+    fn new(what: &'static str) -> Self {
+        Self { what, shown: false, is_watched: std::io::stderr().is_terminal() }
+    }
+
+    fn tell(&mut self, count: u64) {
+        if self.is_watched && count.is_multiple_of(TELL_EVERY) {
+            eprint!("\r{} {count} records", self.what);
+            self.shown = true;
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shown {
+            // Over it, so that what follows begins on a clean line.
+            eprint!("\r{:40}\r", "");
+        }
+    }
+}

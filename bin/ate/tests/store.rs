@@ -1,0 +1,179 @@
+//! `ate store` as an operator runs it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use ate_store::{Change, FeedLimits, Key, Kind, Store};
+use ate_store_embedded::EmbeddedStore;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const UID: &str = "00000000-0000-4000-8000-000000000001";
+const TEMPLATE: &str = "00000000-0000-4000-8000-000000000002";
+const WORKER: &str = "00000000-0000-4000-8000-000000000003";
+
+struct Machine(TempDir);
+
+impl Machine {
+    /// A machine whose store holds one actor that runs.
+    async fn new() -> Self {
+        let machine = Self(TempDir::new().expect("a temporary directory"));
+        let store = machine.open();
+        let object = |namespace: &str, name: &str| json!({"namespace": namespace, "name": name});
+        let lease = json!({
+            "worker": WORKER, "pod": object("ns", "w"), "pool": object("ns", "p"), "node": "n",
+        });
+        let key = json!({"atespace": "space", "name": "a"});
+        let records = [
+            (Kind::Atespace, "space".to_owned(), json!({"name": "space"})),
+            (
+                Kind::Template,
+                "ns/t".to_owned(),
+                json!({
+                    "uid": TEMPLATE, "created": "2026-05-01T10:00:00Z", "status": {"phase": "Ready"},
+                    "object": {"metadata": object("ns", "t"), "spec": {"snapshotsConfig": {"location": "gs://a/b"}}},
+                }),
+            ),
+            (Kind::Meta, format!("made-from/{TEMPLATE}/space/a"), Value::Null),
+            (
+                Kind::Worker,
+                WORKER.to_owned(),
+                json!({
+                    "lease": lease, "ingress": "/w",
+                    "assigned": {"key": key, "uid": UID, "generation": 7, "template": object("ns", "t")},
+                }),
+            ),
+            (
+                Kind::Actor,
+                "space/a".to_owned(),
+                json!({
+                    "uid": UID, "key": key, "template": object("ns", "t"), "templateUid": TEMPLATE, "generation": 7,
+                    "phase": {"phase": "running", "lease": lease}, "sealedKey": "x", "created": "2026-05-01T10:00:00Z",
+                }),
+            ),
+        ];
+        for (kind, path, value) in records {
+            let key = Key::parse(kind, &path).expect("well formed");
+            let value = if kind == Kind::Meta { String::new() } else { value.to_string() };
+            store.commit(Change::new().put(key, value)).await.expect("no guards");
+        }
+        machine
+    }
+
+    fn open(&self) -> EmbeddedStore {
+        EmbeddedStore::open(&self.path("data/store"), FeedLimits::default()).expect("opens")
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn ate(&self, arguments: &[&str]) -> (bool, String, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ate"));
+        command.arg("store").args(arguments).arg("--data-dir").arg(self.path("data")).current_dir(self.0.path());
+        command.env_remove("ATE_STORE").env_remove("ATE_STORE_SCHEMA");
+        let Output { status, stdout, stderr } = command.output().expect("runs");
+        let text = |bytes| String::from_utf8(bytes).expect("text");
+        (status.success(), text(stdout), text(stderr))
+    }
+
+    async fn get(&self, kind: Kind, path: &str) -> Option<Value> {
+        let record = self.open().get(&Key::parse(kind, path).expect("well formed")).await.expect("reads")?;
+        Some(serde_json::from_slice(&record.value).expect("JSON"))
+    }
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).expect("lists").map(|entry| entry.expect("an entry").file_name());
+    let mut names: Vec<_> = entries.map(|name| name.to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_is_checked_backed_up_and_restored() {
+    let machine = Machine::new().await;
+    let (sound, told, errors) = machine.ate(&["check"]);
+    assert!(sound && told.contains("5 records") && told.contains("all of them agree"), "{told}{errors}");
+    let (done, told, errors) = machine.ate(&["backup", "monday.backup"]);
+    assert!(done && told.contains("1 actor") && told.contains("revision 5"), "{told}{errors}");
+    let (done, _, errors) = machine.ate(&["restore", "monday.backup"]);
+    assert!(!done && errors.contains("1 worker") && errors.contains("--replace"), "{errors}");
+    let (done, told, errors) = machine.ate(&["restore", "monday.backup", "--replace"]);
+    assert!(done, "{errors}");
+    assert!(told.contains("continue from their last snapshot: 1: space/a"), "{told}");
+    assert!(told.contains("dropped  1 worker") && told.contains("store.replaced-"), "{told}");
+    let (sound, told, errors) = machine.ate(&["check"]);
+    assert!(sound, "what is restored agrees: {told}{errors}");
+    let actor = machine.get(Kind::Actor, "space/a").await.expect("restored");
+    assert_eq!(actor["phase"], json!({"phase": "suspended"}));
+    assert!(actor["generation"].as_u64().expect("a number") > 1 << 40);
+    assert_eq!(machine.get(Kind::Worker, WORKER).await, None);
+    let kept = names(&machine.path("data"));
+    assert!(kept.len() == 2 && kept[0] == "store" && kept[1].starts_with("store.replaced-"), "{kept:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_wrong_is_named_with_its_remedy_and_fails_the_check() {
+    let machine = Machine::new().await;
+    let worker = Key::parse(Kind::Worker, WORKER).expect("well formed");
+    machine.open().commit(Change::new().delete(worker)).await.expect("no guards");
+    let (sound, told, errors) = machine.ate(&["check"]);
+    assert!(!sound && told.contains("actor/space/a\n") && told.contains("remedy: restore a backup"), "{told}{errors}");
+    let (sound, told, _) = machine.ate(&["check", "-o", "json"]);
+    let document: Value = serde_json::from_str(&told).expect("JSON");
+    assert!(!sound && document["findings"][0]["object"] == "actor/space/a", "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_cannot_be_opened_says_why_and_what_to_do() {
+    let machine = Machine::new().await;
+    let open = machine.open();
+    for verb in [&["check"][..], &["backup", "b"]] {
+        let (done, _, errors) = machine.ate(verb);
+        let holder = format!("in use by process {}", std::process::id());
+        assert!(!done && errors.contains(&holder) && errors.contains("stop that first"), "{errors}");
+    }
+    drop(open);
+    // As if the engine had lost its last commits.
+    let mark = machine.path("data/store/MARK");
+    fs::write(&mark, [9_u64.to_le_bytes(); 2].concat()).expect("writes");
+    for verb in [&["check"][..], &["backup", "b"]] {
+        let (done, _, errors) = machine.ate(verb);
+        assert!(!done && errors.contains("revision 9 was acknowledged, but only 5 is left"), "{errors}");
+        assert!(errors.contains("--accept-loss") && errors.contains("ate store restore <FILE>"), "{errors}");
+    }
+    let (done, _, errors) = machine.ate(&["backup", "left.backup", "--accept-loss"]);
+    assert!(done, "{errors}");
+    let (done, _, errors) = machine.ate(&["restore", "left.backup", "--replace"]);
+    assert!(done && machine.ate(&["check"]).0, "{errors}");
+    // Damage in the middle of a file.
+    let journal = machine.path("data/store/records/0.jnl");
+    let mut bytes = fs::read(&journal).expect("reads");
+    bytes.truncate(40);
+    fs::write(&journal, bytes).expect("writes");
+    let (done, _, errors) = machine.ate(&["check"]);
+    assert!(!done && errors.contains("is damaged") && errors.contains("--replace"), "{errors}");
+    let (done, _, errors) = machine.ate(&["check", "--store", "nowhere"]);
+    assert!(!done && errors.contains("there is no store in nowhere") && errors.contains("--store"), "{errors}");
+    let (done, _, errors) = machine.ate(&["check", "--store", "postgres://me:geheim@"]);
+    assert!(!done && !errors.contains("geheim"), "{errors}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_moves_to_postgresql() {
+    let machine = Machine::new().await;
+    let server = ate_testkit_postgres::Server::default();
+    let url = server.url();
+    assert!(machine.ate(&["backup", "b"]).0);
+    let (done, told, errors) = machine.ate(&["restore", "b", "--store", &url]);
+    assert!(done && told.contains("schema ate"), "{told}{errors}");
+    assert!(!told.contains(ate_testkit_postgres::PASSWORD));
+    let (sound, told, errors) = machine.ate(&["check", "--store", &url]);
+    assert!(sound && told.contains("all of them agree"), "{told}{errors}");
+    let (done, _, errors) = machine.ate(&["restore", "b", "--store", &url]);
+    assert!(!done && errors.contains("holds a store already"), "{errors}");
+    server.sql("UPDATE ate.head SET layout = 7");
+    assert!(machine.ate(&["backup", "again", "--store", &url]).2.contains("layout 7"));
+}

@@ -1,0 +1,181 @@
+//! What a backup becomes when it is restored.
+//!
+//! Everything after the backup is unknown: which generations were given out, who runs where, which operations came to
+//! their end. The records are rewritten so that none of it matters:
+//!
+//! ```text
+//!   actor        past every generation that can have been given out; holds no worker; an entry in its history
+//!   operation    of a wake or a save that held a worker: gone. All others stay, and are taken up:
+//!                  a save whose image left its worker   the node has it, or the snapshot it became, or says that it has not
+//!                  an upload                            the same
+//!                  what nobody refers to                 still nobody does
+//!                  a golden snapshot                     begins anew, as after any crash
+//!   worker       gone: nodes tell which there are, and reconciling ends whom nobody knows
+//!   replica      gone: those processes are
+//!   count        of those who run: gone, nobody does
+//!   node         stays: one that does not come back is given up when its lease is over, and so is what only it had
+//! ```
+//!
+//! The commit line goes on past everything that anybody can have seen of it, so that no watcher takes up where it was.
+
+use std::collections::BTreeSet;
+
+use ate_actor::{Actor, Event, Phase};
+use ate_name::{ActorKey, Generation};
+use ate_store::{Counts, Kind, Mutation, Record, Revision};
+use jiff::Timestamp;
+
+use crate::ControlError;
+use crate::quota::is_of_the_moment;
+use crate::records::{HISTORY_KEPT, HistoryEntry, Read, encode, history_key, operation_key};
+
+/// A store makes fewer commits in a second than this, and assigns one actor fewer times. So by a given second neither has
+/// counted to that second's number (since 1970) times this, also not from where an earlier restore has put it: restoring the
+/// same backup twice gives no number twice. It stays below 2^53, which readers of JSON can count to, until the year 2242.
+const MOST_IN_A_SECOND: u64 = 1 << 20;
+
+/// Actors named in the summary; the others are counted.
+const NAMED: usize = 10;
+
+/// The clock of whoever restores is wrong, and with it every number that is to be past those of before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this machine's clock says {now}, but the backup was made at {backup}; set the clock right and try again")]
+pub struct ClockBehind {
+    now: Timestamp,
+    backup: Timestamp,
+}
+
+/// A restore that is under way.
+#[derive(Debug)]
+pub struct Restoring {
+    backup: Timestamp,
+    now: Timestamp,
+    /// Past every generation and every revision.
+    past: u64,
+    revision: Revision,
+    summary: Summary,
+}
+
+/// What a restore has changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    pub kept: Counts,
+    pub dropped: Counts,
+    /// Actors that were on a worker, or on their way: they continue from their last snapshot.
+    pub fell_back: Named,
+    /// Actors whose save goes on.
+    pub saving: Named,
+    /// Actors whose newest snapshot goes on to durable storage.
+    pub uploading: Named,
+}
+
+/// The first few of many.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Named {
+    pub count: u64,
+    pub first: Vec<ActorKey>,
+}
+
+impl Named {
+    fn add(&mut self, key: &ActorKey) {
+        self.count += 1;
+        if self.first.len() < NAMED {
+            self.first.push(key.clone());
+        }
+    }
+}
+
+impl Restoring {
+    /// Of a backup that was made at `backup` and holds commits up to `revision`.
+    pub fn new(backup: Timestamp, revision: Revision, now: Timestamp) -> Result<Self, ClockBehind> {
+        let seconds = u64::try_from(now.as_second()).unwrap_or(0);
+        if now < backup || seconds == 0 {
+            return Err(ClockBehind { now, backup });
+        }
+        let past = seconds.saturating_mul(MOST_IN_A_SECOND);
+        let revision = Revision(past.max(revision.0 + 1));
+        Ok(Self { backup, now, past, revision, summary: Summary::default() })
+    }
+
+    /// The revision of the restored store.
+    pub fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    pub fn summary(&self) -> &Summary {
+        &self.summary
+    }
+
+    /// What is written of one record. Records that it takes back come before it ([`ate_store::Contents::ORDER`]).
+    pub fn take(&mut self, record: Record) -> Result<Vec<Mutation>, ControlError> {
+        let kind = record.key.kind();
+        match kind {
+            Kind::Worker | Kind::Replica => {
+                self.summary.dropped.add(kind);
+                Ok(Vec::new())
+            }
+            Kind::Count if is_of_the_moment(&record.key) => Ok(Vec::new()),
+            Kind::Actor => {
+                self.summary.kept.add(kind);
+                self.actor(Read::decode(record)?)
+            }
+            _ => {
+                self.summary.kept.add(kind);
+                Ok(vec![Mutation::Put(record)])
+            }
+        }
+    }
+
+    fn actor(&mut self, read: Read<Actor>) -> Result<Vec<Mutation>, ControlError> {
+        let before = &read.value;
+        let event = Event::Restored { past: Generation::new(self.past) };
+        let (after, _) = before.clone().apply(event).map_err(|_| ControlError::conflict())?;
+        let version = read.record.version + 1;
+        let put = |key, version, value: Vec<u8>| {
+            Mutation::Put(Record { key, version, revision: self.revision, value: value.into() })
+        };
+        let mut written = vec![
+            put(read.record.key.clone(), version, read.rewritten(&after)),
+            put(history_key(after.uid, version), 1, encode(&self.entry(before, &after))),
+        ];
+        if let Some(old) = version.checked_sub(HISTORY_KEPT).filter(|old| *old > 0) {
+            written.push(Mutation::Deleted(history_key(after.uid, old)));
+        }
+        let pending: BTreeSet<_> = after.pending().collect();
+        for op in before.pending().filter(|op| !pending.contains(op)) {
+            self.summary.dropped.add(Kind::Operation);
+            if let Some(kept) = self.summary.kept.0.get_mut(&Kind::Operation) {
+                *kept = kept.saturating_sub(1);
+            }
+            written.push(Mutation::Deleted(operation_key(op)));
+        }
+        match &after.phase {
+            Phase::Saving { .. } => self.summary.saving.add(&after.key),
+            rests if *rests != before.phase => self.summary.fell_back.add(&after.key),
+            _ => {}
+        }
+        if after.snapshots.uploading.is_some() {
+            self.summary.uploading.add(&after.key);
+        }
+        Ok(written)
+    }
+
+    fn entry(&self, before: &Actor, after: &Actor) -> HistoryEntry {
+        let mut detail = format!("the store was restored from a backup of {}", self.backup);
+        if before.phase != after.phase {
+            detail += "; it was on a worker then, and continues from its last snapshot";
+        }
+        HistoryEntry {
+            time: self.now,
+            event: "Restored".to_owned(),
+            generation: after.generation,
+            detail,
+            worker: before.lease().map(|lease| lease.pod.clone()),
+            phases: Vec::new(),
+            snapshot_bytes: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -20,6 +20,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::local::{InstanceKeys, ThisWorld};
 use crate::machine::{any_ended, api_socket, asked_to_end, host_name, listen, make_directory};
+use crate::metrics::MetricsArgs;
 use crate::runtime;
 
 /// How often replicas say that they live, and when one that does not is taken for dead.
@@ -56,6 +57,8 @@ pub(crate) struct ApiServerArgs {
     /// Where people reach actors, for what the API says of itself
     #[arg(long, default_value = "http://localhost:8080", value_name = "URL")]
     router_url: String,
+    #[command(flatten)]
+    metrics: MetricsArgs,
 }
 
 /// Either store, and how it is closed.
@@ -157,6 +160,8 @@ pub(crate) async fn run(args: ApiServerArgs, data: &Path) -> anyhow::Result<()> 
     serving.spawn(async move { Ok(api.await?) });
     let attending = tokio::spawn(attend_nodes(Arc::clone(&control), nodes));
     control.start_controllers();
+    let counting = Arc::clone(&control);
+    args.metrics.serve(move || counting.samples()).await?;
     eprintln!("ate api is up: unix://{}, https://{at}", socket.display());
 
     let ended = tokio::select! {

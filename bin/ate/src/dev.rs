@@ -19,6 +19,7 @@ use crate::local::{InProcess, InstanceKeys, ThisWorld, feed};
 use crate::machine::{
     self, NodeResources, Storage, any_ended, api_socket, asked_to_end, check_host, host_name, listen, make_directory,
 };
+use crate::metrics::MetricsArgs;
 use crate::runtime;
 
 /// An unused connection to an actor is soon closed: an open one counts as use, and keeps the actor from being frozen.
@@ -53,6 +54,8 @@ pub(crate) struct DevArgs {
     storage: Storage,
     #[command(flatten)]
     resources: NodeResources,
+    #[command(flatten)]
+    metrics: MetricsArgs,
 }
 
 /// Everything that runs, in the order in which it is stopped.
@@ -111,8 +114,9 @@ impl Machine {
         let mut serving = tokio::task::JoinSet::new();
         let (updates, updated) = mpsc::channel(64);
         let activator = Arc::new(InProcess(Arc::clone(&control)));
+        let stats = Arc::<ate_router::Stats>::default();
         let routing =
-            ate_router::serve(vec![actors], router_config(), activator, updated, Arc::default(), shutdown.clone());
+            ate_router::serve(vec![actors], router_config(), activator, updated, Arc::clone(&stats), shutdown.clone());
         serving.spawn(async move {
             routing.await;
             Ok(())
@@ -142,6 +146,8 @@ impl Machine {
         eprintln!("ate dev is up, all state in {}", directory.display());
         eprintln!("  actors  http://<actor>.<atespace>.localhost:{}/", actors_at.port());
         eprintln!("  API     unix://{}, https://{}", directory.join(ate_cli::SOCKET).display(), api_at);
+        let counting = Arc::clone(&control);
+        args.metrics.serve(move || [counting.samples(), crate::metrics::of_router(&stats)].concat()).await?;
         let socket = directory.join(ate_cli::SOCKET);
         Ok(Self { control, node, store, socket, shutdown, serving })
     }

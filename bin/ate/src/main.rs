@@ -6,6 +6,7 @@ mod doctor;
 mod image;
 mod local;
 mod machine;
+mod metrics;
 mod node;
 mod peers;
 mod router;

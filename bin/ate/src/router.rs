@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::machine::{asked_to_end, listen};
+use crate::metrics::MetricsArgs;
 use crate::peers::{self, ApiArgs, Replicas};
 
 #[derive(Debug, clap::Args)]
@@ -22,6 +23,8 @@ pub(crate) struct RouterArgs {
     /// Who this instance is [default: `identity` in the data directory]
     #[arg(long, value_name = "DIR")]
     identity: Option<PathBuf>,
+    #[command(flatten)]
+    metrics: MetricsArgs,
 }
 
 pub(crate) async fn run(args: RouterArgs, data: &Path) -> anyhow::Result<()> {
@@ -33,10 +36,12 @@ pub(crate) async fn run(args: RouterArgs, data: &Path) -> anyhow::Result<()> {
     let at = listener.local_addr()?;
     let config = ate_router::RouterConfig { door: Some(Arc::new(door)), ..crate::dev::router_config() };
     let shutdown = CancellationToken::new();
+    let stats = Arc::<ate_router::Stats>::default();
     let (updates, updated) = mpsc::channel(64);
     let following = tokio::spawn(peers::follow(Arc::clone(&replicas), updates));
-    let routing = ate_router::serve(vec![listener], config, replicas, updated, Arc::default(), shutdown.clone());
+    let routing = ate_router::serve(vec![listener], config, replicas, updated, Arc::clone(&stats), shutdown.clone());
     let routing = tokio::spawn(routing);
+    args.metrics.serve(move || crate::metrics::of_router(&stats)).await?;
     eprintln!("ate router is up: http://<actor>.<atespace>.localhost:{}/", at.port());
     asked_to_end().await?;
     shutdown.cancel();

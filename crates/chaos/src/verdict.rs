@@ -40,6 +40,10 @@ pub(crate) async fn judge(site: &mut Site, traffic: &Traffic, seen: &[Seen]) -> 
         .with_context(|| format!("{} snapshots for {ACTORS} actors and their template", manifests(site)))?;
 
     site.cluster.stop_all().await;
+    let checked = site.cluster.check_store();
+    if !checked.status.success() {
+        bail!("the records do not agree: {}", String::from_utf8_lossy(&checked.stdout));
+    }
     site.cluster.unmount();
     let leaks = Leaks::of(site.cluster.directory(), None);
     if !leaks.processes.is_empty() || !leaks.loops.is_empty() {

@@ -107,7 +107,9 @@ impl Control {
             Ok(_) => Ok(Versioned { actor, version: 1 }),
             Err(CommitError::Conflict { guard: Guard::Present(key) }) if key.kind() == Kind::Template => Err(missing()),
             Err(CommitError::Conflict { guard }) if matches!(guard, Guard::AtMost(..)) => {
-                Err(CommitError::Conflict { guard }.into())
+                let refused = CommitError::Conflict { guard }.into();
+                self.note_refusal(&refused);
+                Err(refused)
             }
             Err(CommitError::Conflict { guard: Guard::Present(_) }) => {
                 Err(ControlError::precondition(format!("Atespace {} not found", key.atespace)))

@@ -94,9 +94,22 @@ impl Control {
     }
 
     async fn sweep(self: &Arc<Self>) -> Result<(), ControlError> {
+        let now = self.world.now();
+        let (mut count, mut forgets, mut oldest) = (0, 0, now);
         for record in self.all(Kind::Operation).await? {
-            self.take_over(Read::decode(record)?).await?;
+            let read = match Read::<OperationRecord>::decode(record) {
+                Ok(read) => read,
+                // What a newer build has begun, a newer build ends; the others are not kept waiting.
+                Err(_) => continue,
+            };
+            count += 1;
+            forgets += u64::from(matches!(read.value.job, Job::Forget(_)));
+            oldest = oldest.min(read.value.started);
+            self.take_over(read).await?;
         }
+        self.counters.operations.set(count);
+        self.counters.forgets.set(forgets);
+        self.counters.oldest_operation_seconds.set(u64::try_from(now.duration_since(oldest).as_secs()).unwrap_or(0));
         Ok(())
     }
 
@@ -111,7 +124,10 @@ impl Control {
             let ours =
                 OperationRecord { owner: self.replica, taken_over: operation.taken_over + 1, ..operation.clone() };
             match self.store.commit(Change::new().replace(&read.record, read.rewritten(&ours))).await {
-                Ok(_) => tracing::info!(op = %operation.op, from = %operation.owner, "taking over an operation"),
+                Ok(_) => {
+                    self.counters.taken_over.one();
+                    tracing::info!(op = %operation.op, from = %operation.owner, "taking over an operation");
+                }
                 // Somebody else was faster, or it has come to its end.
                 Err(CommitError::Conflict { .. }) => return Ok(()),
                 Err(error) => return Err(error.into()),

@@ -85,6 +85,7 @@ impl Control {
             // Deleted meanwhile.
             Err(error) if error.code == Code::NotFound => {}
             Err(error) => {
+                self.counters.goldens_failed.one();
                 tracing::warn!(template = %key, %error, "the golden snapshot could not be made");
                 let output = format!("its output: ate logs {} -a {GOLDEN_ATESPACE}", golden_actor(&template).name);
                 self.set_status(key, uid, [], |status| {

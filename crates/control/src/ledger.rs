@@ -14,7 +14,7 @@ use crate::records::{
     Assignee, Forget, HISTORY_KEPT, HistoryEntry, Job, Read, WorkerRecord, actor_key, encode, history_key,
     operation_key, worker_key,
 };
-use crate::{Control, ControlError};
+use crate::{Code, Control, ControlError};
 
 /// What the history says about a transition.
 #[derive(Clone, Debug, Default)]
@@ -60,7 +60,7 @@ impl Control {
         event: Event,
         note: Note,
     ) -> Result<Read<Actor>, ControlError> {
-        let (actor, effects) = read.value.clone().apply(event).map_err(|_| ControlError::conflict())?;
+        let (actor, effects) = read.value.clone().apply(event.clone()).map_err(|_| ControlError::conflict())?;
         let value = read.rewritten(&actor);
         let mut change = Change::new().replace(&read.record, value.clone());
         for effect in effects {
@@ -81,7 +81,19 @@ impl Control {
         change = self.count_between(change, &read.value, &actor)?;
         let worker = actor.lease().or(read.value.lease()).map(|lease| lease.pod.clone());
         change = self.with_history(change, &actor, read.record.version + 1, worker, note);
-        let committed = self.store.commit(change).await?;
+        let committed = self
+            .store
+            .commit(change)
+            .await
+            .map_err(ControlError::from)
+            .inspect_err(|error| self.note_refusal(error))?;
+        match event {
+            Event::Started { .. } => self.counters.woken.one(),
+            Event::Stored { .. } => self.counters.stored.one(),
+            Event::Lost => self.counters.lost.one(),
+            Event::LocalLost { .. } => self.counters.fell_back.one(),
+            _ => {}
+        }
         if let Some((driver, forget)) = forget {
             drop(self.forget_behind(driver, forget));
         }
@@ -90,6 +102,12 @@ impl Control {
         record.revision = committed.revision;
         record.value = value.into();
         Ok(Read { record, value: actor })
+    }
+
+    pub(crate) fn note_refusal(&self, refused: &ControlError) {
+        if refused.code == Code::ResourceExhausted {
+            self.counters.over_quota.one();
+        }
     }
 
     /// Writes down a step of an operation, however often that takes. A conflict means that the operation is over: somebody

@@ -17,6 +17,7 @@ mod assignments;
 mod atespaces;
 mod catalog;
 mod check;
+mod counters;
 mod drain;
 mod drive;
 mod error;
@@ -49,6 +50,7 @@ pub use actors::{ActorChange, Changed, MAX_PAGE, Versioned, status_name, usable}
 pub use assignments::{Assigned, AssignmentUpdate};
 pub use catalog::{Applied, Template, TemplatePhase, TemplateStatus};
 pub use check::{Check, Finding, Findings};
+pub use counters::Sample;
 pub use drain::Share;
 pub use error::{Code, ControlError};
 pub use nodes::{Registration, Renewal};
@@ -117,6 +119,7 @@ pub struct Control {
     known_nodes: replicas::Beats<ate_name::NodeName, NodeRecord>,
     /// When this process last could not reach the store.
     deaf_until: Mutex<Option<tokio::time::Instant>>,
+    counters: counters::Counters,
     driving: drive::Driving,
     emptying: Mutex<std::collections::BTreeSet<ate_name::WorkerUid>>,
     catalog: catalog::Catalog,

@@ -41,7 +41,10 @@ impl Control {
         loop {
             let known = self.store.get(&node_key(node)).await?.map(Read::<NodeRecord>::decode).transpose()?;
             let record = match &known {
-                Some(read) if read.value.session == session && read.value.given_up => return Ok(Renewal::Over),
+                Some(read) if read.value.session == session && read.value.given_up => {
+                    self.counters.fenced.one();
+                    return Ok(Renewal::Over);
+                }
                 known => NodeRecord {
                     session,
                     beat: known.as_ref().map_or(0, |read| read.value.beat) + 1,
@@ -120,7 +123,10 @@ impl Control {
             }
             let given_up = NodeRecord { given_up: true, ..read.value.clone() };
             match self.store.commit(Change::new().replace(&read.record, read.rewritten(&given_up))).await {
-                Ok(_) => tracing::warn!(%node, "a node has been silent for too long and is given up"),
+                Ok(_) => {
+                    self.counters.nodes_given_up.one();
+                    tracing::warn!(%node, "a node has been silent for too long and is given up");
+                }
                 Err(CommitError::Conflict { .. }) => return Ok(()),
                 Err(error) => return Err(error.into()),
             }

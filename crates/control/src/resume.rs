@@ -189,6 +189,9 @@ impl Control {
                     let lease = bound.value.lease().cloned();
                     let only = bound.value.snapshots.base().and_then(|(_, node)| node.cloned());
                     let refusal = refusal(&bound.value, &error, only.is_some());
+                    if matches!(error, NodeError::NoSnapshot(_)) {
+                        control.counters.snapshots_missing.one();
+                    }
                     let event = Event::Failed { op: driver.op, reason: error.to_string() };
                     let note = Note::because("ResumeFailed", error.to_string());
                     let mut settled = control.settle(bound, event, note).await;
@@ -243,6 +246,7 @@ impl Control {
         let (uid, generation) = (bound.value.uid, bound.value.generation);
         let settled = self.settle(bound, Event::Started { op: driver.op }, Note::new("Running").phases(phases)).await;
         if settled.is_err_and(|error| error.is_conflict() || error.code == Code::NotFound) {
+            self.counters.fenced.one();
             let _ = self.nodes.discard(&lease.node, lease.worker, uid, generation).await;
         }
     }

@@ -26,6 +26,7 @@ impl Control {
             beats: replicas::Beats::default(),
             known_nodes: replicas::Beats::default(),
             deaf_until: Mutex::default(),
+            counters: Default::default(),
             driving: drive::Driving::default(),
             emptying: Mutex::default(),
             store,

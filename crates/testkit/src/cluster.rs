@@ -243,6 +243,12 @@ impl Cluster {
         }
     }
 
+    /// What `ate store check` says of the database.
+    pub fn check_store(&self) -> std::process::Output {
+        let url = self.postgres.url();
+        Command::new(&self.program).args(["store", "check", "--store", &url]).output().expect("it starts")
+    }
+
     /// Takes the disks of the nodes away; nothing may use them any more.
     pub fn unmount(&mut self) {
         for directory in self.mounted.drain(..) {

@@ -327,7 +327,7 @@ impl Node {
             let mut have: BTreeSet<String> =
                 self.workers.lock().values().filter(here).map(|handle| handle.birth.pod.clone()).collect();
             let mut index = 0;
-            while have.len() < pool.workers as usize {
+            while have.len() < pool.workers {
                 // Where there are other nodes, names must not meet.
                 let pod = match self.config.door {
                     Some(_) => format!("{}-{}-{index}", pool.key.name, self.config.name),

@@ -140,6 +140,7 @@ impl Machine {
         tokio::spawn(async move { listener.listen(from, events).await });
         tokio::spawn(Arc::clone(&control).look_after(name.clone()));
         tokio::spawn(Arc::clone(&node).report_regularly());
+        tokio::spawn(Arc::clone(&node).evict_regularly());
         tokio::spawn(keep_pools(Arc::clone(&control), Arc::clone(&node)));
         tokio::spawn(Arc::clone(&node).keep_workers());
         control.start_controllers();

@@ -44,6 +44,9 @@ pub(crate) struct NodeResources {
     /// How much disk unpacked images may take; those in use always stay
     #[arg(long, default_value = "20", value_name = "GIB")]
     image_budget: u64,
+    /// How much disk copies of snapshots may take that are in durable storage too
+    #[arg(long, default_value = "20", value_name = "GIB")]
+    snapshot_budget: u64,
     /// How much disk sandbox runtimes may take; those in use always stay
     #[arg(long, default_value = "4", value_name = "GIB")]
     asset_budget: u64,
@@ -70,6 +73,7 @@ impl NodeResources {
                 Storage::Beyond(backend) => Some(Blobs::open(backend.clone()).await?),
             },
             image_budget: self.image_budget.saturating_mul(1 << 30),
+            copy_budget: self.snapshot_budget.saturating_mul(1 << 30),
             asset_budget: self.asset_budget.saturating_mul(1 << 30),
             door,
             registry_config: self.registry_config.clone().or_else(docker_config),

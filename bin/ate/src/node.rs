@@ -96,6 +96,7 @@ pub(crate) async fn run(args: NodeArgs, data: &Path) -> anyhow::Result<()> {
     serving.spawn(async move { Ok(registered.await?) });
     tokio::spawn(async move { news.pass_on(events).await });
     tokio::spawn(Arc::clone(&node).report_regularly());
+    tokio::spawn(Arc::clone(&node).evict_regularly());
     tokio::spawn(Arc::clone(&node).keep_workers());
     eprintln!("ate node {name} is up at {door}, all state in {}", directory.display());
 

@@ -12,6 +12,7 @@
 mod boxes;
 mod door;
 mod egress;
+mod evict;
 mod host;
 mod logs;
 mod memory;
@@ -57,6 +58,8 @@ pub struct Config {
     pub storage: Option<ate_blob::Blobs>,
     /// Bytes that images may take together, and runtimes; what is in use is never evicted.
     pub image_budget: u64,
+    /// Bytes that copies of snapshots may take that are in durable storage too.
+    pub copy_budget: u64,
     pub asset_budget: u64,
     /// Where routers on other machines find its workers; `None`: they are all on this one.
     pub door: Option<std::net::SocketAddr>,

@@ -304,9 +304,15 @@ impl Node {
             return self.take_back(&handle, order.op).await.map(|()| Captured::default());
         };
         let failed = |error: std::io::Error| NodeError::NotSaved(format!("cannot set room aside: {error}"));
-        let (node, bytes) = (Arc::clone(self), memory_bytes);
-        let room = tokio::task::spawn_blocking(move || node.snapshots.reserve(bytes + IMAGE_SLACK as u64)).await;
-        let room = room.map_err(std::io::Error::other).flatten().map_err(failed)?;
+        let room = match self.set_room_aside(memory_bytes).await {
+            // What is elsewhere too can be fetched again; an actor that cannot be saved cannot.
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+                self.evict_copies(0).await;
+                self.set_room_aside(memory_bytes).await
+            }
+            other => other,
+        };
+        let room = room.map_err(failed)?;
         let memory = match order.full {
             true => {
                 let (node, room) = (Arc::clone(self), usize::try_from(memory_bytes).unwrap_or(0) + IMAGE_SLACK);
@@ -350,6 +356,12 @@ impl Node {
             }
             Err(error) => Err(from_link(error)),
         }
+    }
+
+    async fn set_room_aside(self: &Arc<Self>, memory_bytes: u64) -> std::io::Result<std::fs::File> {
+        let node = Arc::clone(self);
+        let room = tokio::task::spawn_blocking(move || node.snapshots.reserve(memory_bytes + IMAGE_SLACK as u64)).await;
+        room.map_err(std::io::Error::other).flatten()
     }
 
     /// Takes into the node's hands what a worker captured for an earlier one.

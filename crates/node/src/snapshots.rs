@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use crate::tier::Flights;
 
 /// The mark of a snapshot that is in no durable storage yet: its place there.
-const ONLY_HERE: &str = "only-here";
+pub(crate) const ONLY_HERE: &str = "only-here";
 
 /// Golden images kept decoded. A node runs few templates at a time; one that is not here is decoded again.
 const BASES_KEPT: usize = 8;
@@ -83,6 +83,16 @@ impl Snapshots {
             only_here: Mutex::new(marked),
             flights: Flights::default(),
         }
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// A name beside what is kept, for what is about to go.
+    pub(crate) fn aside(&self, path: &Path) -> PathBuf {
+        let names: Vec<_> = path.iter().rev().take(2).map(|name| name.to_string_lossy()).collect();
+        self.scratch.join(format!("evicted-{}", names.join("-")))
     }
 
     /// Those that wait to be uploaded, or were never meant to be.

@@ -107,10 +107,12 @@ impl Snapshots {
             }
             other => other?,
         };
-        if let Some(base) = &manifest.base
-            && !self.is_here(&base.prefix)
-        {
-            self.fetch(&base.prefix, Wanted::Any).await?;
+        self.touch(&self.path(key));
+        if let Some(base) = &manifest.base {
+            if !self.is_here(&base.prefix) {
+                self.fetch(&base.prefix, Wanted::Any).await?;
+            }
+            self.touch(&self.path(&base.prefix));
         }
         Ok(manifest)
     }

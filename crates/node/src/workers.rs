@@ -34,6 +34,9 @@ const REPORT_WITHIN: Duration = Duration::from_secs(2);
 /// sandbox is started or saved, however long that takes: busy is not deaf.
 const DEAF_FOR: Duration = Duration::from_secs(20);
 
+/// How often it is looked how much room copies of snapshots take.
+const EVICT_EVERY: Duration = Duration::from_secs(30);
+
 /// How long a worker may take to end its boxes when told to stop.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 
@@ -450,6 +453,28 @@ impl Node {
             if self.events.send(NodeEvent::Report(reports)).await.is_err() {
                 return;
             }
+        }
+    }
+
+    /// Keeps copies of snapshots within their budget, again and again.
+    pub async fn evict_regularly(self: Arc<Self>) {
+        loop {
+            self.evict_copies(self.config.copy_budget).await;
+            tokio::select! {
+                () = tokio::time::sleep(EVICT_EVERY) => {}
+                () = self.stopping.cancelled() => return,
+            }
+        }
+    }
+
+    pub(crate) async fn evict_copies(self: &Arc<Self>, budget: u64) {
+        let node = Arc::clone(self);
+        let evicted =
+            tokio::task::spawn_blocking(move || node.snapshots.evict_to(budget, std::time::SystemTime::now())).await;
+        match evicted.map_err(std::io::Error::other).flatten() {
+            Ok(0) => {}
+            Ok(gone) => tracing::info!(gone, "copies of snapshots were removed from this disk"),
+            Err(error) => tracing::warn!(%error, "copies of snapshots could not be removed"),
         }
     }
 

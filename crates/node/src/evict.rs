@@ -22,9 +22,9 @@ struct Copy {
 }
 
 impl Snapshots {
-    /// Notes that a snapshot is used now: its manifest is as old as its last use.
+    /// Notes that a snapshot is used now: its manifest was last read then, whatever the file system keeps of that itself.
     pub(crate) fn touch(&self, directory: &Path) {
-        let now = std::fs::FileTimes::new().set_modified(SystemTime::now());
+        let now = std::fs::FileTimes::new().set_accessed(SystemTime::now());
         let _ =
             std::fs::File::options().append(true).open(directory.join(MANIFEST)).and_then(|file| file.set_times(now));
     }
@@ -62,7 +62,7 @@ fn copies(directory: &Path) -> Vec<Copy> {
         if path.join(ONLY_HERE).exists() {
             return None;
         }
-        let used = path.join(MANIFEST).metadata().ok()?.modified().ok()?;
+        let used = path.join(MANIFEST).metadata().ok()?.accessed().ok()?;
         let bytes = below(path.clone()).filter_map(|file| file.metadata().ok()).map(|file| file.len()).sum();
         Some(Copy { path, bytes, used })
     };
@@ -84,7 +84,7 @@ mod tests {
             std::fs::write(path.join(ONLY_HERE), []).unwrap();
         }
         let used = SystemTime::now() - Duration::from_secs(age);
-        let times = std::fs::FileTimes::new().set_modified(used);
+        let times = std::fs::FileTimes::new().set_accessed(used);
         std::fs::File::options().append(true).open(path.join(MANIFEST)).unwrap().set_times(times).unwrap();
         path
     }

@@ -92,7 +92,8 @@ async fn actors_of_a_lost_node_go_on_elsewhere_and_it_does_no_harm_when_it_comes
 async fn a_replica_that_is_killed_under_load_loses_nothing_and_leaves_nobody_stuck() {
     let mut cluster = Cluster::start(ATE, 2, 1, 1).await;
     let one = cluster.client("api-0", 0).await;
-    one.apply_counter(4, "  idle: {}").await;
+    // Those whose suspend is lost with the replica make room by themselves.
+    one.apply_counter(4, "  idle: {freezeAfter: 1s, suspendAfter: 2s}").await;
     one.create_atespace("space").await;
     let names: Vec<String> = (0..8).map(|index| format!("a{index}")).collect();
     for name in &names {

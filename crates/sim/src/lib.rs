@@ -314,6 +314,9 @@ impl Simulation {
         for record in self.store.all(Kind::Operation).await {
             broken(format!("operation {}: {}", record.key, String::from_utf8_lossy(&record.value)));
         }
+        for finding in self.store.findings().await {
+            broken(format!("{}: {}", finding.object, finding.wrong));
+        }
         if self.cluster.images_in_hand() > 0 {
             broken("images that nobody stored".to_owned());
         }

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use ate_actor::{Actor, Lease, Phase};
 use ate_control::WorkerRecord;
+use ate_control::{Check, Finding};
 use ate_name::{ActorKey, Generation};
 use ate_store::{
-    Change, CommitError, Committed, Fault, FeedLimits, Key, Kind, MemoryStore, Page, Prefix, Record, Revision, Store,
-    Watch, WatchError, Write,
+    Change, CommitError, Committed, Entry, Fault, FeedLimits, Key, Kind, MemoryStore, Page, Prefix, Record, Revision,
+    Store, Watch, WatchError, Write,
 };
 use parking_lot::Mutex;
 
@@ -51,6 +52,15 @@ impl Shared {
     pub(crate) async fn referred(&self) -> BTreeSet<String> {
         let actors = self.actors().await;
         actors.iter().flat_map(|actor| actor.references().map(|snapshot| snapshot.prefix.clone())).collect()
+    }
+
+    /// What `ate store check` would say.
+    pub(crate) async fn findings(&self) -> Vec<Finding> {
+        let mut check = Check::new(self.memory.revision().await.expect("memory does not fail"));
+        for kind in Kind::ALL {
+            self.all(kind).await.into_iter().for_each(|record| check.take(&Entry::Record(record)));
+        }
+        check.finish().findings
     }
 
     pub(crate) async fn all(&self, kind: Kind) -> Vec<Record> {

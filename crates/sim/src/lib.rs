@@ -83,12 +83,7 @@ pub struct Outcome {
 
 /// Runs one seed from beginning to end.
 pub fn run(seed: u64) -> Outcome {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .expect("a runtime needs nothing");
-    runtime.block_on(simulate(seed))
+    simulated(simulate(seed))
 }
 
 pub(crate) struct Simulation {
@@ -349,4 +344,10 @@ async fn keep_node(world: Arc<World>, cluster: Arc<Cluster>, clients: Arc<Client
         }
         tokio::time::sleep(world.dice.between(SERVES_FOR / 10, SERVES_FOR / 5)).await;
     }
+}
+
+/// Runs on one thread, with a clock that jumps when everybody waits.
+fn simulated<T>(what: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.expect("a runtime needs nothing").block_on(what)
 }

@@ -21,12 +21,7 @@ pub struct Stage {
 
 /// Sets the stage, plays, heals and looks whether everything is at rest and explained. Returns what the play returned.
 pub fn play<T>(what: impl AsyncFnOnce(&Stage) -> T) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .expect("a runtime needs nothing");
-    runtime.block_on(async {
+    crate::simulated(async {
         let simulation = Simulation::new(1, 1);
         let first = simulation.start_replica();
         simulation.keep_nodes();
@@ -36,23 +31,23 @@ pub fn play<T>(what: impl AsyncFnOnce(&Stage) -> T) -> T {
         let actor = simulation.clients.actors[0].clone();
         let stage = Stage { simulation, first, actor };
         let played = what(&stage).await;
-        stage.simulation.rest().await;
-        let Outcome { broken, trace, .. } = stage.simulation.outcome(1);
-        if let Some(broken) = broken {
-            panic!("{trace}\n{}", broken.0);
-        }
+        come_to_rest(stage.simulation).await;
         played
     })
 }
 
+/// Heals, and fails if anything is not at rest or cannot be explained.
+async fn come_to_rest(simulation: Simulation) {
+    simulation.rest().await;
+    let Outcome { broken, trace, .. } = simulation.outcome(1);
+    if let Some(broken) = broken {
+        panic!("{trace}\n{}", broken.0);
+    }
+}
+
 /// The first replica dies at the point while it makes a template's golden snapshot; the other makes it.
 pub fn golden_survives(point: &str) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .expect("a runtime needs nothing");
-    runtime.block_on(async {
+    crate::simulated(async {
         let simulation = Simulation::new(1, 1);
         let first = simulation.start_replica();
         first.process.die_when(point);
@@ -62,11 +57,7 @@ pub fn golden_survives(point: &str) {
             simulation.start_replica();
         };
         tokio::join!(simulation.furnish(), second);
-        simulation.rest().await;
-        let Outcome { broken, trace, .. } = simulation.outcome(1);
-        if let Some(broken) = broken {
-            panic!("{trace}\n{point}: {}", broken.0);
-        }
+        come_to_rest(simulation).await;
     });
 }
 

@@ -1,14 +1,15 @@
-//! `sim [SEEDS]`: that many seeds, on every processor. `sim --seed N`: one, with its trace.
+//! `sim [SEEDS [FIRST]]`: that many seeds, on every processor; with `--stop`, no more of them than it takes to find one that
+//! fails. `sim --seed N`: one, with its trace.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 fn main() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
+    let (options, args): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(|arg| arg == "--stop");
     let number = |text: Option<&String>| text.and_then(|text| text.parse::<u64>().ok());
     match args.first().map(String::as_str) {
         Some("--seed") => one(number(args.get(1)).unwrap_or(0)),
-        _ => many(number(args.first()).unwrap_or(100), number(args.get(1)).unwrap_or(0)),
+        _ => many(number(args.first()).unwrap_or(100), number(args.get(1)).unwrap_or(0), !options.is_empty()),
     }
 }
 
@@ -22,7 +23,7 @@ fn one(seed: u64) {
     }
 }
 
-fn many(seeds: u64, first: u64) {
+fn many(seeds: u64, first: u64, stop: bool) {
     let (begun, next, failed) = (Instant::now(), AtomicU64::new(first), AtomicU64::new(0));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
@@ -30,7 +31,7 @@ fn many(seeds: u64, first: u64) {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= first + seeds {
+                    if seed >= first + seeds || (stop && failed.load(Ordering::Relaxed) > 0) {
                         return;
                     }
                     if let Some(broken) = ate_sim::run(seed).broken {

@@ -146,3 +146,15 @@ pub(crate) async fn any_ended(serving: &mut tokio::task::JoinSet<anyhow::Result<
         _ => anyhow::anyhow!("a server ended without being told to"),
     }
 }
+
+/// Who an instance is that exists already. Making another here would only end in handshakes that fail.
+pub(crate) fn identity_of(directory: Option<&Path>, data: &Path) -> anyhow::Result<Identity> {
+    let directory = directory.map_or_else(|| data.join("identity"), Path::to_owned);
+    if !directory.join("authority.pem").exists() {
+        bail!(
+            "there is no identity in {}\n  copy the directory `identity` of the API's data directory, and name it with --identity",
+            directory.display()
+        );
+    }
+    Ok(Identity::open(&directory)?)
+}

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use ate_identity::{Authority, ClientCertificates, Identity, Role};
+use ate_identity::{Authority, ClientCertificates, Role};
 use ate_name::NodeName;
 use ate_node::{LocalNode, Node};
 use ate_orders_grpc::News;
@@ -62,7 +62,7 @@ pub(crate) async fn run(args: NodeArgs, data: &Path) -> anyhow::Result<()> {
         );
     }
     let directory = make_directory(data)?;
-    let identity = Identity::open(&args.identity.unwrap_or_else(|| directory.join("identity")))?;
+    let identity = machine::identity_of(args.identity.as_deref(), &directory)?;
     let listener = listen(args.listen, "--listen").await?;
     let at = listener.local_addr()?;
     let door = args.advertise.unwrap_or(at);
@@ -77,13 +77,16 @@ pub(crate) async fn run(args: NodeArgs, data: &Path) -> anyhow::Result<()> {
     let replicas = Replicas::new(&args.api, &identity, Role::Node)?;
     let (node, events) =
         args.resources.node(name.clone(), directory.join("node"), &identity, &args.storage, Some(door)).await?;
-    node.adopt().await;
-
     let address = door.ip().to_string();
     let mut tls = identity.server_config(Role::Node, &[&address], ClientCertificates::Required)?;
     tls.alpn_protocols.push(ate_preface::ALPN.to_vec());
     let shutdown = CancellationToken::new();
     let mut serving = tokio::task::JoinSet::new();
+    // Heard from the first moment, but asked nothing before it knows who is here.
+    let membership = Membership { replicas, node: name.clone(), endpoint: door.to_string() };
+    let registered = Arc::clone(&node).keep_registered(Arc::new(membership));
+    serving.spawn(async move { Ok(registered.await?) });
+    node.adopt().await;
     let (orders, ordered) = mpsc::channel(BACKLOG);
     let news = News::default();
     let (nodes, stop) = (Arc::new(LocalNode(Arc::clone(&node))), shutdown.clone());
@@ -91,9 +94,6 @@ pub(crate) async fn run(args: NodeArgs, data: &Path) -> anyhow::Result<()> {
     serving.spawn(async move { taking.await.context("orders cannot be taken") });
     let authority = Arc::clone(identity.authority());
     serving.spawn(open_door(Arc::clone(&node), listener, TlsAcceptor::from(Arc::new(tls)), authority, orders));
-    let membership = Membership { replicas, node: name.clone(), endpoint: door.to_string() };
-    let registered = Arc::clone(&node).keep_registered(Arc::new(membership));
-    serving.spawn(async move { Ok(registered.await?) });
     tokio::spawn(async move { news.pass_on(events).await });
     tokio::spawn(Arc::clone(&node).report_regularly());
     tokio::spawn(Arc::clone(&node).evict_regularly());

@@ -18,6 +18,9 @@ use tonic::{Code, Status};
 /// Before a watch that has ended is begun again, with the next replica.
 const AGAIN: Duration = Duration::from_millis(200);
 
+/// A node that is not heard by one replica in time still has time to ask the next.
+const RENEWED_WITHIN: Duration = Duration::from_millis(1200);
+
 /// Largest answer. The largest there is lists every actor that runs.
 const MAX_ANSWER: usize = 64 << 20;
 
@@ -57,14 +60,16 @@ impl Replicas {
     }
 
     /// Asks one replica after the other. Only for what may be asked twice.
-    async fn ask<T, F>(&self, call: impl Fn(SubstrateClient<Channel>) -> F) -> Result<T, Status>
+    /// One that has not answered after `patience` has failed, too.
+    async fn ask<T, F>(&self, patience: Duration, call: impl Fn(SubstrateClient<Channel>) -> F) -> Result<T, Status>
     where
         F: Future<Output = Result<T, Status>>,
     {
         let mut tried = 0;
         loop {
             let (index, client) = self.client();
-            match call(client).await {
+            let answer = tokio::time::timeout(patience, call(client)).await;
+            match answer.unwrap_or_else(|_| Err(Status::unavailable("the replica does not answer"))) {
                 Err(error) if is_transport(&error) => {
                     self.fail(index);
                     tried += 1;
@@ -99,7 +104,7 @@ impl Registry for Membership {
             endpoint: self.endpoint.clone(),
             leaving,
         };
-        let renewed = self.replicas.ask(|mut client| {
+        let renewed = self.replicas.ask(RENEWED_WITHIN, |mut client| {
             let request = request.clone();
             async move { client.renew_node(request).await }
         });
@@ -127,7 +132,7 @@ impl Activator for Replicas {
         stale: Option<Generation>,
         deadline: Instant,
     ) -> Result<Assignment, ActivateError> {
-        let asked = self.ask(|mut client| {
+        let asked = self.ask(Duration::MAX, |mut client| {
             let wait = deadline.saturating_duration_since(Instant::now());
             let request = proto::ActivateRequest {
                 atespace: key.atespace.to_string(),

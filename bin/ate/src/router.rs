@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ate_identity::{Identity, Role};
+use ate_identity::Role;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::machine::{asked_to_end, listen};
+use crate::machine::{asked_to_end, identity_of, listen};
 use crate::metrics::MetricsArgs;
 use crate::peers::{self, ApiArgs, Replicas};
 
@@ -28,7 +28,7 @@ pub(crate) struct RouterArgs {
 }
 
 pub(crate) async fn run(args: RouterArgs, data: &Path) -> anyhow::Result<()> {
-    let identity = Identity::open(&args.identity.unwrap_or_else(|| data.join("identity")))?;
+    let identity = identity_of(args.identity.as_deref(), data)?;
     let replicas = Replicas::new(&args.api, &identity, Role::Router)?;
     let mut door = identity.client_config(Role::Router, Role::Node)?;
     door.alpn_protocols = vec![ate_preface::ALPN.to_vec()];

@@ -24,6 +24,9 @@ const STREAM_BUFFER: usize = 64;
 /// How long an activation waits that does not say.
 const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 
+/// How long a renewal may take to look for workers that are to go; they are found by the next.
+const SURPLUS_WITHIN: Duration = Duration::from_millis(500);
+
 /// Longer waits are cut to this: a client that is gone must not hold a place for ever.
 const MAX_WAIT: Duration = Duration::from_secs(300);
 
@@ -285,7 +288,12 @@ impl substrate_server::Substrate for SubstrateService {
             return Ok(Response::new(RenewNodeResponse { over: true, ..Default::default() }));
         }
         let shares = self.control.shares(&node);
-        let surplus = self.control.surplus(&node, &shares).await.map_err(status)?;
+        // That it is heard must not depend on whether its workers can be looked after just now.
+        let surplus = tokio::time::timeout(SURPLUS_WITHIN, self.control.surplus(&node, &shares)).await;
+        let surplus = surplus.unwrap_or_else(|_| Ok(Vec::new())).unwrap_or_else(|error| {
+            tracing::warn!(%node, %error, "workers that are not needed stay");
+            Vec::new()
+        });
         let shares = shares.into_iter().map(|share| PoolShare {
             pool_namespace: share.pool.namespace,
             pool_name: share.pool.name,

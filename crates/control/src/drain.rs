@@ -121,15 +121,17 @@ impl Control {
             let Some(record) = self.store.get(&worker_key(worker)).await? else { return Ok(()) };
             let Some(assignee) = Read::<WorkerRecord>::decode(record)?.value.assigned else { return Ok(()) };
             let settled = self.settled(&assignee.key, Instant::now() + self.settings.park).await?;
-            if !matches!(settled.actor.phase, Phase::Running { .. }) {
-                continue;
-            }
-            if let Err(error) = self.save_actor(&assignee.key, Intent::Suspend).await {
-                tracing::warn!(actor = %assignee.key, %error, "an actor does not leave a worker that is to go");
-                tokio::select! {
-                    () = tokio::time::sleep(RETRY) => {}
-                    () = self.stopping.cancelled() => return Ok(()),
+            if matches!(settled.actor.phase, Phase::Running { .. }) {
+                match self.save_actor(&assignee.key, Intent::Suspend).await {
+                    Ok(_) => continue,
+                    Err(error) => {
+                        tracing::warn!(actor = %assignee.key, %error, "an actor does not leave a worker that is to go");
+                    }
                 }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(RETRY) => {}
+                () = self.stopping.cancelled() => return Ok(()),
             }
         }
     }

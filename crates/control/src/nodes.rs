@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use ate_name::{NodeName, SessionId};
 use ate_store::{Change, CommitError, Kind, Record};
+use tokio::time::Instant;
 
 use crate::records::{NodeRecord, Read, encode, node_key};
 use crate::{Control, ControlError};
@@ -34,6 +35,29 @@ pub enum Renewal {
     Over,
 }
 
+/// A look at the nodes that comes so much too late is no look at the nodes.
+const STOOD_STILL: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// Sessions remembered that are over. A node comes back with one of them when it was away for long; not with the last but so
+/// many.
+const ENDED_KEPT: usize = 32;
+
+impl NodeRecord {
+    fn is_over(&self, session: SessionId) -> bool {
+        (self.session == session && self.given_up) || self.ended.contains(&session)
+    }
+
+    /// The sessions that are over once this one begins.
+    fn ended_by(&self, session: SessionId) -> Vec<SessionId> {
+        let mut ended = self.ended.clone();
+        if self.session != session {
+            ended.push(self.session);
+        }
+        let beyond = ended.len().saturating_sub(ENDED_KEPT);
+        ended.split_off(beyond)
+    }
+}
+
 impl Control {
     /// A node says that it lives. The first time of a session registers it.
     pub async fn renew_node(&self, node: &NodeName, registration: Registration<'_>) -> Result<Renewal, ControlError> {
@@ -41,9 +65,15 @@ impl Control {
         loop {
             let known = self.store.get(&node_key(node)).await?.map(Read::<NodeRecord>::decode).transpose()?;
             let record = match &known {
-                Some(read) if read.value.session == session && read.value.given_up => {
+                Some(read) if read.value.is_over(session) => {
                     self.counters.fenced.one();
                     return Ok(Renewal::Over);
+                }
+                // Whose workers are whose could not be told.
+                Some(read) if read.value.session != session && !read.value.given_up => {
+                    return Err(ControlError::precondition(format!(
+                        "another node called {node} is registered: give this one another name, or wait until the other is given up"
+                    )));
                 }
                 known => NodeRecord {
                     session,
@@ -51,6 +81,7 @@ impl Control {
                     endpoint: endpoint.to_owned(),
                     given_up: false,
                     leaving,
+                    ended: known.as_ref().map(|read| read.value.ended_by(session)).unwrap_or_default(),
                     unknown: known.as_ref().map(|read| read.value.unknown.clone()).unwrap_or_default(),
                 },
             };
@@ -94,7 +125,13 @@ impl Control {
 
     /// Gives up nodes that are silent, and sees to it that none of their workers is left.
     pub(crate) async fn watch_nodes(self: Arc<Self>) {
+        let mut looked = Instant::now();
         loop {
+            // This process itself stood still: whoever spoke meanwhile is heard first.
+            if looked.elapsed() > self.settings.sweep * 3 + STOOD_STILL {
+                *self.deaf_until.lock() = Some(Instant::now());
+            }
+            looked = Instant::now();
             for node in self.known_nodes.all() {
                 if let Err(error) = self.judge_node(&node).await {
                     tracing::warn!(%node, %error, "a silent node could not be given up yet");
@@ -138,6 +175,14 @@ impl Control {
             .filter(|worker| worker.lease.node == *node)
             .map(|worker| worker.lease.worker)
             .collect();
+        if workers.is_empty() {
+            return Ok(());
+        }
+        // What is known here may be old: it may have come back, with workers that are new.
+        let now = self.store.get(&node_key(node)).await?.map(Read::<NodeRecord>::decode).transpose()?;
+        if now.is_none_or(|read| !read.value.given_up) {
+            return Ok(());
+        }
         for worker in workers {
             self.worker_gone(worker, "its node has been silent for too long").await?;
         }

@@ -190,6 +190,22 @@ impl Control {
         Ok(change)
     }
 
+    /// Says no before anybody is disturbed for a worker. Those who ask at once may all be told yes: the change decides.
+    pub(crate) async fn room_to_wake(&self, key: &ActorKey) -> Result<(), ControlError> {
+        let quota = self.quota_of(&key.atespace);
+        let limits = [(RUNNING, quota.running.map(|most| most.saturating_sub(1))), (BYTES, quota.snapshot_bytes)];
+        for (what, most) in limits {
+            let Some(most) = most else { continue };
+            let key = count_key(&key.atespace, what);
+            if number(self.store.get(&key).await?.as_ref())? > most {
+                let refused = exceeded(&Guard::AtMost(key, most)).unwrap_or_else(ControlError::conflict);
+                self.note_refusal(&refused);
+                return Err(refused);
+            }
+        }
+        Ok(())
+    }
+
     fn quota_of(&self, atespace: &AtespaceName) -> Quota {
         self.quotas.read().get(atespace).copied().unwrap_or_default()
     }

@@ -79,10 +79,7 @@ impl Control {
         match self.transition(&read, Event::Lost, note).await {
             // It has changed since: the next look decides.
             Err(error) if error.is_conflict() => Ok(()),
-            other => {
-                self.counters.not_in_worker.one();
-                other.map(drop)
-            }
+            other => other.map(|_| self.counters.not_in_worker.one()),
         }
     }
 
@@ -124,10 +121,11 @@ impl Control {
                 && read.value.lease().is_some_and(|lease| lease.worker == worker)
         });
         if !has_right {
-            self.counters.fenced.one();
             let known = actor.map(|read| read.value.generation);
             tracing::warn!(actor = %identity.key, generation = %identity.generation, ?known, %worker, "ending a sandbox that has no right to be there");
-            let _ = self.nodes.discard(node, worker, identity.uid, identity.generation).await;
+            if self.nodes.discard(node, worker, identity.uid, identity.generation).await.is_ok() {
+                self.counters.fenced.one();
+            }
         }
         Ok(())
     }

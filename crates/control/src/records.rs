@@ -206,6 +206,9 @@ pub struct NodeRecord {
     /// It wants to go, and gets no workers any more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leaving: bool,
+    /// Earlier sessions, oldest first: whoever comes with one of them runs what is others' by now.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ended: Vec<SessionId>,
     #[serde(flatten)]
     pub unknown: Unknown,
 }

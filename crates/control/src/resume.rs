@@ -14,7 +14,7 @@ use crate::assignments::Assigned;
 use crate::catalog::{Template, TemplatePhase};
 use crate::drive::{Driver, Patience};
 use crate::ledger::Note;
-use crate::records::Read;
+use crate::records::{Read, worker_key};
 use crate::{Code, Control, ControlError};
 
 /// Workers tried for one wake when the fault lies with the worker, not with the actor.
@@ -84,7 +84,7 @@ impl Control {
             match &read.value.phase {
                 Phase::Running { lease } => {
                     let denied = stale == Some(read.value.generation);
-                    if denied && self.is_lost(lease) {
+                    if denied && self.is_lost(lease).await? {
                         self.lost(key, read.value.generation, "its worker no longer has it").await?;
                         continue;
                     }
@@ -134,6 +134,7 @@ impl Control {
         let read = self.without_lost_copy(read).await?;
         let template = self.template_of(&read.value)?;
         self.await_golden(&read.value, &template, start, deadline).await?;
+        self.room_to_wake(&read.value.key).await?;
         let mut reserved = self.reserve(&read.value, &template, deadline, patient).await?;
         let driver = self.new_operation();
         let event = Event::Bind { lease: reserved.lease.clone(), op: driver.op, start };
@@ -396,8 +397,10 @@ impl Control {
     }
 
     /// Whether the worker itself is gone.
-    fn is_lost(&self, lease: &Lease) -> bool {
-        self.fleet.lock().get(lease.worker).is_none()
+    async fn is_lost(&self, lease: &Lease) -> Result<bool, ControlError> {
+        // What is known here may be old, and a verdict must not be.
+        let known = self.fleet.lock().get(lease.worker).is_some();
+        Ok(!known && self.store.get(&worker_key(lease.worker)).await?.is_none())
     }
 }
 

@@ -105,6 +105,8 @@ pub struct Node {
     memories: memory::Memories,
     /// One activation of an actor at a time.
     arrivals: tier::Flights<ActorUid>,
+    /// One capture of an operation at a time.
+    saves: tier::Flights<ate_name::OpId>,
     /// The newest generation of each actor whose activation failed here.
     spent: Mutex<HashMap<ActorUid, Generation>>,
     host: host::HostFacts,
@@ -118,6 +120,8 @@ pub struct Node {
     /// Until when its actors may meet others; `None`: always. See [`Node::keep_registered`].
     lease: Mutex<Option<std::time::Duration>>,
     leaving: tokio::sync::watch::Sender<bool>,
+    /// Whoever outlived an earlier node is known.
+    adopted: tokio_util::sync::CancellationToken,
     /// A worker is gone that should be there.
     missing: tokio::sync::Notify,
     turns: tokio::sync::Semaphore,
@@ -145,6 +149,7 @@ impl Node {
             ),
             memories: memory::Memories::default(),
             arrivals: tier::Flights::default(),
+            saves: tier::Flights::default(),
             spent: Mutex::default(),
             host: host::HostFacts::read(),
             logs: logs::Logs::open(&directory("logs")),
@@ -154,6 +159,7 @@ impl Node {
             pools: tokio::sync::watch::Sender::new(Vec::new()),
             lease: Mutex::default(),
             leaving: tokio::sync::watch::Sender::new(false),
+            adopted: tokio_util::sync::CancellationToken::new(),
             missing: tokio::sync::Notify::new(),
             turns: tokio::sync::Semaphore::new(config.activations_at_once),
             events,

@@ -82,6 +82,10 @@ impl Node {
         if self.spent.lock().get(&actor).is_some_and(|spent| *spent >= generation) {
             return Err(NodeError::Stale);
         }
+        if self.worker(order.worker)?.hosted(actor, generation).is_some() {
+            // Asked twice: the first answer was lost on its way.
+            return Ok(Activated::default());
+        }
         let activated = self.bring_in(order).await;
         if activated.is_err() {
             let mut spent = self.spent.lock();
@@ -286,8 +290,15 @@ impl Node {
     async fn run_capture(self: &Arc<Self>, order: Capture) -> Result<Captured, NodeError> {
         let op = order.op;
         let abort = self.capturing.lock().entry(op).or_default().clone();
-        let captured = self.take_out(order, &abort).await;
-        self.capturing.lock().remove(&op);
+        // One that is asked for twice is done once: the second finds what the first has taken out.
+        let flight = self.saves.of(&op);
+        let captured = {
+            let _one = flight.lock().await;
+            self.take_out(order, &abort).await
+        };
+        if Arc::strong_count(&flight) == 1 {
+            self.capturing.lock().remove(&op);
+        }
         captured
     }
 

@@ -49,7 +49,7 @@ impl Node {
             let asked = ate_sys::since_boot();
             match tokio::time::timeout(RENEW_WITHIN, registry.renew(session, leaves)).await {
                 Ok(Ok(Renewed::Kept { pools, surplus })) => {
-                    self.serve_until(asked + NODE_SERVES_FOR).await;
+                    self.serve_until(asked + NODE_SERVES_FOR);
                     self.set_pools(pools);
                     self.retire(surplus);
                 }
@@ -58,6 +58,8 @@ impl Node {
                         "this node was silent for too long: its actors are others' now, and all it has is ended"
                     );
                     self.set_pools(Vec::new());
+                    // Also those that it has not found yet.
+                    self.adopted.cancelled().await;
                     self.end_all().await;
                     session = self.new_session()?;
                     continue;
@@ -88,10 +90,13 @@ impl Node {
         tokio::time::timeout(LEAVE_WITHIN, left).await.is_ok()
     }
 
-    async fn serve_until(&self, until: Duration) {
+    fn serve_until(self: &Arc<Self>, until: Duration) {
         *self.lease.lock() = Some(until);
-        let handles = self.handles();
-        futures::future::join_all(handles.iter().map(|handle| self.tell_lease(handle))).await;
+        // Each by itself: one that stands still must not keep the others, nor the next renewal, waiting.
+        for handle in self.handles() {
+            let node = Arc::clone(self);
+            self.tasks.spawn(async move { node.tell_lease(&handle).await });
+        }
     }
 
     pub(crate) async fn tell_lease(&self, handle: &Handle) {

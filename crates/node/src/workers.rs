@@ -208,7 +208,8 @@ impl Node {
     pub async fn adopt(self: &Arc<Self>) {
         let directory = self.config.directory.join("workers");
         let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
-        for entry in entries {
+        // All at once: one that is busy must not keep the others waiting.
+        let adopted = entries.map(|entry| async move {
             let path = entry.path();
             let birth = std::fs::read(path.join("worker.json"))
                 .ok()
@@ -221,7 +222,9 @@ impl Node {
                 tracing::info!(worker = %path.display(), %error, "cleaning up after a worker");
                 self.clean_up(birth.as_ref(), &path);
             }
-        }
+        });
+        futures::future::join_all(adopted).await;
+        self.adopted.cancel();
     }
 
     async fn connect(self: &Arc<Self>, birth: &Birth, directory: &Path) -> Result<Arc<Handle>, NodeError> {
@@ -294,7 +297,11 @@ impl Node {
 
     /// Says which pools this node should have workers for. See [`Node::keep_workers`].
     pub fn set_pools(&self, pools: Vec<Pool>) {
-        self.pools.send_replace(pools);
+        self.pools.send_if_modified(|known| {
+            let changed = *known != pools;
+            *known = pools;
+            changed
+        });
     }
 
     /// Brings each pool to its number of workers, and again when the number changes or a worker is gone, for as long as

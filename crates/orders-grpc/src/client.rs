@@ -15,8 +15,8 @@ use parking_lot::RwLock;
 use rustls::ClientConfig;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Status;
 use tonic::transport::Channel;
+use tonic::{Code, Status};
 
 use crate::dial::channel;
 use crate::wire::{Answer, MAX_MESSAGE, Order, Outcome, ReadOrder, decode, encode};
@@ -72,8 +72,14 @@ impl RemoteNodes {
     }
 }
 
+/// What became of an order is not known, and it is repeated; unless it was refused as it stands, and would be again.
 fn unreachable(status: Status) -> NodeError {
-    NodeError::Unreachable(status.message().to_owned())
+    match status.code() {
+        Code::InvalidArgument | Code::Unimplemented | Code::OutOfRange | Code::PermissionDenied => {
+            NodeError::Failed(format!("the node does not understand this order: {}", status.message()))
+        }
+        _ => NodeError::Unreachable(status.message().to_owned()),
+    }
 }
 
 fn unexpected(answer: &Answer) -> NodeError {

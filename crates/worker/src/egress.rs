@@ -41,7 +41,7 @@ pub(crate) async fn serve(worker: Arc<Worker>, listener: TcpListener) {
 
 async fn connection(worker: &Worker, mut actor: TcpStream) -> std::io::Result<()> {
     let to = meant_for(&actor)?;
-    let Some(tenant) = worker.occupant() else { return Ok(()) };
+    let Some(tenant) = worker.occupant().filter(|_| !worker.is_lease_over()) else { return Ok(()) };
     let connected = tenant.connected();
     let questions = to.port() == 53 && names::is_service(to.ip());
     let allowed =
@@ -60,8 +60,9 @@ async fn connection(worker: &Worker, mut actor: TcpStream) -> std::io::Result<()
         return Ok(());
     }
     tokio::select! {
-        done = copy_bidirectional(&mut actor, &mut node) => { done?; }
+        biased;
         () = connected.cancelled() => {}
+        done = copy_bidirectional(&mut actor, &mut node) => { done?; }
     }
     Ok(())
 }

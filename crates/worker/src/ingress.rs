@@ -54,6 +54,10 @@ async fn connection(worker: &Worker, mut router: UnixStream) {
         let _ = Verdict::Stale.send(&mut router).await;
         return;
     };
+    if worker.is_lease_over() {
+        let _ = Verdict::Draining.send(&mut router).await;
+        return;
+    }
     let connected = tenant.connected();
     let visit = match tenant.enter(&worker.events).await {
         Ok(Some(visit)) => visit,

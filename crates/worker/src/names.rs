@@ -42,7 +42,7 @@ pub(crate) async fn serve(worker: Arc<Worker>, socket: UdpSocket) {
             continue;
         }
         tokio::spawn(async move {
-            let allowed = worker.occupant().is_some_and(|tenant| may_ask(&tenant.egress));
+            let allowed = !worker.is_lease_over() && worker.occupant().is_some_and(|tenant| may_ask(&tenant.egress));
             let answer = match allowed {
                 true => tokio::time::timeout(ANSWER_WITHIN, ask(&question)).await.ok().and_then(Result::ok),
                 false => Some(refusal(&question)),

@@ -33,7 +33,8 @@ const EVENT_BUFFER: usize = 256;
 /// Actors remembered that were here. An order is late by seconds; this many do not come and go within them.
 const REMEMBERED: usize = 10_000;
 
-/// How often one without a lease looks whether somebody has come all the same.
+/// How often a worker looks at its lease, and at its actor when the lease is over.
+const LEASE_LOOK: Duration = Duration::from_secs(1);
 const LEASE_TICK: Duration = Duration::from_millis(200);
 
 /// Replies and news on their way to the node.
@@ -137,6 +138,11 @@ impl Worker {
         tracing::warn!("no node for {} s: ending", ORPHANED_AFTER.as_secs());
     }
 
+    /// Whether its actor may not meet anybody now.
+    pub(crate) fn is_lease_over(&self) -> bool {
+        self.lease.borrow().is_some_and(|until| until <= ate_sys::since_boot())
+    }
+
     /// Holds the actor whenever the lease has run out: by then the control plane may have given it to another node, and
     /// nobody may meet two of it. Lets it go when the lease is renewed.
     async fn keep_lease(&self) {
@@ -153,7 +159,8 @@ impl Worker {
             }
             tokio::select! {
                 changed = lease.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(left.unwrap_or_default().max(LEASE_TICK)), if left.is_some() => {}
+                // Not for all of it: this sleep does not count while the machine is suspended, and the lease does.
+                () = tokio::time::sleep(left.unwrap_or_default().clamp(LEASE_TICK, LEASE_LOOK)), if left.is_some() => {}
             }
         }
     }
@@ -321,6 +328,10 @@ impl Worker {
                 ate_failpoint::reached("worker.restored");
                 let tenant =
                     Tenant::new(activate.identity, warm.sandbox, activate.ports, activate.egress, activate.memo);
+                if self.is_lease_over() {
+                    // Before anybody can find it.
+                    tenant.hold(&self.events).await;
+                }
                 let mut slot = self.slot.lock();
                 slot.place = Some(warm.place);
                 slot.sink = warm.sink;

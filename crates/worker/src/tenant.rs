@@ -13,6 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::link::{Event, Refusal};
 
+/// An actor that is to be held and does not stop by then is ended: others wait to run it.
+const HOLD_WITHIN: Duration = Duration::from_secs(3);
+
 pub(crate) struct Tenant {
     pub(crate) identity: Identity,
     pub(crate) sandbox: Box<dyn Sandbox>,
@@ -25,8 +28,9 @@ pub(crate) struct Tenant {
     frozen: AtomicBool,
     /// Set while the actor is being saved: newcomers are sent away rather than made to wait.
     leaving: AtomicBool,
-    /// Set while nobody may meet the actor.
+    /// Set while nobody may meet the actor; and whether it was running when that began.
     held: AtomicBool,
+    stopped_by_hold: AtomicBool,
     connections: AtomicUsize,
     idle_since: Mutex<Instant>,
     /// A connection has ended; the idle clock may be running.
@@ -73,6 +77,7 @@ impl Tenant {
             frozen: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             held: AtomicBool::new(false),
+            stopped_by_hold: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
             idle_since: Mutex::new(Instant::now()),
             quiet: Notify::new(),
@@ -152,8 +157,9 @@ impl Tenant {
         }
         tracing::warn!(actor = %self.identity.key, "held: the node has lost its lease");
         self.frozen.store(true, Ordering::SeqCst);
-        if let Err(error) = self.sandbox.freeze().await {
-            tracing::warn!(error = chain(&error), "an actor that must not run cannot be stopped, and is ended");
+        self.stopped_by_hold.store(true, Ordering::SeqCst);
+        if !matches!(tokio::time::timeout(HOLD_WITHIN, self.sandbox.freeze()).await, Ok(Ok(()))) {
+            tracing::warn!("an actor that must not run cannot be stopped, and is ended");
             let _ = self.sandbox.destroy().await;
             return;
         }
@@ -167,7 +173,9 @@ impl Tenant {
             return;
         }
         let mut mode = self.mode.lock().await;
+        // One that was frozen before stays so until somebody comes.
         if *mode == Mode::Frozen
+            && self.stopped_by_hold.swap(false, Ordering::SeqCst)
             && let Err(error) = self.thaw(&mut mode, events).await
         {
             tracing::warn!(error = chain(&error), "an actor that was held cannot be thawed");

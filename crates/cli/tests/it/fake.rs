@@ -372,6 +372,10 @@ impl substrate_server::Substrate for Fake {
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 
+    async fn renew_node(&self, _: Request<RenewNodeRequest>) -> Answer<RenewNodeResponse> {
+        Err(Status::unimplemented(""))
+    }
+
     async fn get_info(&self, _: Request<GetInfoRequest>) -> Answer<Info> {
         Err(Status::unimplemented(""))
     }

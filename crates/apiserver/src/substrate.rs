@@ -5,10 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_actor::Phase;
-use ate_control::{Applied, Assigned, AssignmentUpdate, Changed, Control, Registration, Renewal, Versioned};
+use ate_control::{
+    Applied, Asked, Assigned, AssignmentUpdate, Changed, Control, MAX_PAGE, Registration, Renewal, Versioned, usable,
+};
 use ate_name::{ActorKey, AtespaceName, Generation, NodeName, ObjectKey, SessionId};
 use ate_orders::{ExecOrder, Ingress, LogsOrder, Nodes, Output, PortProtocol};
 use ate_proto::ate::v1::*;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures::{Stream, StreamExt};
 use tokio::sync::{broadcast, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
@@ -17,6 +21,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::Info as ServerInfo;
 use crate::convert::{actor, status};
+use crate::guard::Caller;
 
 /// Messages of a stream that the client has not taken yet; whoever produces them then waits.
 const STREAM_BUFFER: usize = 64;
@@ -39,6 +44,17 @@ type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 fn key(atespace: &str, name: &str) -> Result<ActorKey, Status> {
     ActorKey::parse(atespace, name).map_err(|_| Status::not_found(format!("Actor {name} not found")))
+}
+
+/// An actor that people may do something to.
+fn own(atespace: &str, name: &str) -> Result<ActorKey, Status> {
+    let key = key(atespace, name)?;
+    usable(&key).map_err(status)?;
+    Ok(key)
+}
+
+fn caller<T>(request: &Request<T>) -> String {
+    request.extensions().get::<Caller>().map_or_else(|| "unknown".to_owned(), |caller| caller.0.clone())
 }
 
 fn kind(text: &str) -> Result<ate_object::Kind, Status> {
@@ -250,6 +266,45 @@ impl substrate_server::Substrate for SubstrateService {
             let _ = sender.send(Ok(ExecResponse { output: Some(last) })).await;
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn unstick_actor(&self, request: Request<UnstickActorRequest>) -> Answer<UnstickActorResponse> {
+        let caller = caller(&request);
+        let UnstickActorRequest { atespace, name, reason } = request.into_inner();
+        let key = own(&atespace, &name)?;
+        let asked = Asked::by(caller, reason).map_err(status)?;
+        let (unstuck, silent) = self.control.unstick_actor(&key, &asked).await.map_err(status)?;
+        let silent_node = silent.map(|node| node.to_string()).unwrap_or_default();
+        Ok(Response::new(UnstickActorResponse { actor: Some(actor(&unstuck)), silent_node }))
+    }
+
+    async fn force_delete_actor(&self, request: Request<ForceDeleteActorRequest>) -> Answer<ForceDeleteActorResponse> {
+        let caller = caller(&request);
+        let ForceDeleteActorRequest { atespace, name, reason } = request.into_inner();
+        let key = own(&atespace, &name)?;
+        let asked = Asked::by(caller, reason).map_err(status)?;
+        let silent = self.control.force_delete_actor(&key, &asked).await.map_err(status)?;
+        let silent_node = silent.map(|node| node.to_string()).unwrap_or_default();
+        Ok(Response::new(ForceDeleteActorResponse { silent_node }))
+    }
+
+    async fn list_audit(&self, request: Request<ListAuditRequest>) -> Answer<ListAuditResponse> {
+        let ListAuditRequest { page_size, page_token } = request.into_inner();
+        let limit = if page_size == 0 { MAX_PAGE } else { page_size as usize };
+        let after = crate::control::page_token(&page_token)?;
+        let (entries, next) = self.control.list_audit(after.as_deref(), limit).await.map_err(status)?;
+        let entries = entries.into_iter().map(|entry| AuditEntry {
+            time: Some(timestamp(entry.time)),
+            call: entry.call,
+            atespace: entry.actor.atespace.to_string(),
+            name: entry.actor.name.to_string(),
+            uid: entry.uid.to_string(),
+            caller: entry.caller,
+            reason: entry.reason,
+            detail: entry.detail,
+        });
+        let next_page_token = next.map(|token| URL_SAFE_NO_PAD.encode(token)).unwrap_or_default();
+        Ok(Response::new(ListAuditResponse { entries: entries.collect(), next_page_token }))
     }
 
     async fn renew_node(&self, request: Request<RenewNodeRequest>) -> Answer<RenewNodeResponse> {

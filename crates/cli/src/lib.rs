@@ -1,7 +1,7 @@
 //! The verbs of `ate` that talk to the API: everything a person or a script does with a running instance.
 //!
 //! ```text
-//!   Verb ─▶ run ─▶ get · watch · change · delete · apply · logs · exec · history
+//!   Verb ─▶ run ─▶ get · watch · change · delete · apply · logs · exec · history · force
 //!                     │ words.rs    what the arguments mean         │ show.rs, table.rs, human.rs   what is printed
 //!                     ▼                                             ▼
 //!                  Session ── connect.rs: unix socket or TLS     Terminal: data on stdout, the rest on stderr
@@ -15,6 +15,7 @@ mod connect;
 mod delete;
 mod errors;
 mod exec;
+mod force;
 mod get;
 mod history;
 mod human;
@@ -34,6 +35,7 @@ pub use change::{ActorArgs, CreateArgs, ResumeArgs, UpdateArgs};
 pub use connect::{Endpoint, EndpointError};
 pub use delete::DeleteArgs;
 pub use exec::ExecArgs;
+pub use force::{AuditArgs, UnstickArgs};
 pub use get::GetArgs;
 pub use history::HistoryArgs;
 pub use logs::LogsArgs;
@@ -128,6 +130,10 @@ pub enum Verb {
     Exec(ExecArgs),
     /// Show what has happened to an actor
     History(HistoryArgs),
+    /// Bring an actor that is stuck on its way back to its last snapshot
+    Unstick(UnstickArgs),
+    /// Show what operators have done by force
+    Audit(AuditArgs),
     /// Print a script that completes commands in a shell
     #[command(after_help = "Examples:
   source <(ate completion bash)
@@ -201,6 +207,8 @@ async fn ask(verb: Verb, session: &mut Session<'_>) -> Result<u8, CliError> {
         Verb::Logs(args) => logs::run(args, session).await?,
         Verb::Exec(args) => return exec::run(args, session).await,
         Verb::History(args) => history::run(args, session).await?,
+        Verb::Unstick(args) => force::unstick(args, session).await?,
+        Verb::Audit(args) => force::audit(args, session).await?,
         Verb::Completion { .. } | Verb::Admin { .. } => unreachable!("these need no session and have been done"),
     }
     Ok(0)
@@ -290,6 +298,8 @@ mod tests {
             ("ate create actor a -t x -a demo --selector novalue", "write key=value"),
             ("ate apply", "--file"),
             ("ate exec a -a demo", "COMMAND"),
+            ("ate delete a -a demo --reason x", "--force"),
+            ("ate delete -f x.yaml --force", "cannot be used with"),
             ("ate get actors -A --endpoint http://x:1", "unix:///path"),
         ] {
             let error = Cli::try_parse_from(line.split(' ')).expect_err(line);

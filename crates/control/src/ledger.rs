@@ -60,8 +60,19 @@ impl Control {
         event: Event,
         note: Note,
     ) -> Result<Read<Actor>, ControlError> {
+        self.transition_with(Change::new(), read, event, note).await
+    }
+
+    /// The same together with another change: both happen, or none.
+    pub(crate) async fn transition_with(
+        self: &Arc<Self>,
+        change: Change,
+        read: &Read<Actor>,
+        event: Event,
+        note: Note,
+    ) -> Result<Read<Actor>, ControlError> {
         let (actor, effects) = read.value.clone().apply(event).map_err(|_| ControlError::conflict())?;
-        let mut change = Change::new().replace(&read.record, encode(&actor));
+        let mut change = change.replace(&read.record, encode(&actor));
         for effect in effects {
             change = self.with_effect(change, &actor, effect).await?;
         }
@@ -154,7 +165,12 @@ impl Control {
         }
     }
 
-    async fn with_effect(&self, change: Change, actor: &Actor, effect: Effect) -> Result<Change, ControlError> {
+    pub(crate) async fn with_effect(
+        &self,
+        change: Change,
+        actor: &Actor,
+        effect: Effect,
+    ) -> Result<Change, ControlError> {
         let (lease, claim) = match &effect {
             Effect::ClaimWorker(lease) => (lease, true),
             Effect::FreeWorker(lease) => (lease, false),

@@ -9,17 +9,20 @@
 //!   ResumeActor, Activate ─▶ resume.rs ─┐                        ┌─▶ store: actor + worker + operation + history
 //!   SuspendActor, idle    ─▶ save.rs   ─┼─▶ Actor::apply ─▶ ledger.rs
 //!   node events           ─▶ watch.rs  ─┘        (pure)          └─▶ feed ─▶ follow.rs ─▶ assignments, waiters
+//!   UnstickActor, ForceDeleteActor ─▶ force.rs, with audit.rs: whatever is under way
 //!   apply -f              ─▶ catalog.rs ─▶ golden.rs: first snapshot of a template
 //! ```
 
 mod actors;
 mod assignments;
 mod atespaces;
+mod audit;
 mod catalog;
 mod drain;
 mod drive;
 mod error;
 mod follow;
+mod force;
 mod forget;
 mod golden;
 mod idle;
@@ -44,6 +47,7 @@ use parking_lot::Mutex;
 
 pub use actors::{ActorChange, Changed, MAX_PAGE, Versioned, status_name, usable};
 pub use assignments::{Assigned, AssignmentUpdate};
+pub use audit::{Asked, AuditEntry};
 pub use catalog::{Applied, Template, TemplatePhase, TemplateStatus};
 pub use drain::Share;
 pub use error::{Code, ControlError};

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_actor::{Actor, Intent, Phase};
+use ate_control::{Asked, AuditEntry, ControlError};
 use ate_name::{ActorKey, NodeName};
 
 use crate::replica::Replica;
@@ -104,6 +105,30 @@ impl Stage {
         self.at_first(async |first| first.control.delete_actor(&self.actor).await.is_ok()).await == Some(true)
     }
 
+    pub async fn unstick(&self) -> Option<Result<Actor, ControlError>> {
+        let asked = Asked::by("sim", "it hangs").expect("a line");
+        let unstuck = self.at_first(async |first| first.control.unstick_actor(&self.actor, &asked).await).await;
+        unstuck.map(|unstuck| unstuck.map(|(unstuck, _)| unstuck.actor))
+    }
+
+    pub async fn force_delete(&self) -> bool {
+        let asked = Asked::by("sim", "it is in the way").expect("a line");
+        self.at_first(async |first| first.control.force_delete_actor(&self.actor, &asked).await.is_ok()).await
+            == Some(true)
+    }
+
+    /// What was done by force, as a replica that lives tells it.
+    pub async fn audit(&self) -> Vec<AuditEntry> {
+        let listed = self.simulation.clients.call(async |replica| replica.control.list_audit(None, 100).await).await;
+        listed.expect("a replica lives").expect("the store is there").0
+    }
+
+    /// Whether some worker is said to be the actor's.
+    pub async fn holds_a_worker(&self) -> bool {
+        let workers = self.simulation.store.workers().await;
+        workers.iter().filter_map(|worker| worker.assigned.as_ref()).any(|assignee| assignee.key == self.actor)
+    }
+
     /// Whether the first replica has come to where it dies, or comes there soon.
     pub async fn is_first_dead(&self) -> bool {
         tokio::time::timeout(Duration::from_secs(5), self.first.process.died()).await.is_ok()
@@ -158,6 +183,10 @@ impl Stage {
         let actor = self.actor().await.expect("it is there");
         let local = actor.snapshots.local.as_ref().map(|(_, node)| node);
         actor.lease().map(|lease| &lease.node).or(local).expect("it is somewhere").clone()
+    }
+
+    pub fn nodes(&self) -> Vec<NodeName> {
+        self.simulation.cluster.names()
     }
 
     pub fn kill_node(&self, node: &NodeName) {

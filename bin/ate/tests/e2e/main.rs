@@ -15,6 +15,7 @@ mod pools;
 mod protocols;
 mod public_client;
 mod snapshots;
+mod verbs;
 
 /// The binary under test.
 const ATE: &str = env!("CARGO_BIN_EXE_ate");

@@ -1,0 +1,80 @@
+//! What people do to actors beyond waking them and putting them to rest.
+
+use ate_testkit::Machine;
+
+use crate::ATE;
+
+async fn one_counter(workers: u32) -> Machine {
+    let machine = Machine::start(ATE).await;
+    machine.apply_counter(workers, "").await;
+    machine.create_atespace("space").await;
+    machine.create_counter("space", "a").await;
+    machine
+}
+
+#[tokio::test]
+async fn an_actor_that_is_stuck_goes_back_to_its_last_snapshot_and_that_is_audited() {
+    let mut machine = one_counter(1).await;
+    assert_eq!(machine.count("space", "a").await.memory, 1);
+    machine.suspend("space", "a").await;
+    assert_eq!(machine.count("space", "a").await.memory, 2);
+    let refused = machine.cli(&["unstick", "a", "-a", "space"]).await;
+    assert!(refused.code == 1 && refused.stderr.contains("nothing is under way"), "{refused:?}");
+    // Stored for seconds: time enough to be in the middle of it.
+    assert_eq!(machine.get("space", "a", "/eat?mib=512").await.0, 200);
+    let suspending = tokio::spawn({
+        let client = (*machine).clone();
+        async move { client.try_suspend("space", "a").await.is_ok() }
+    });
+    let saved =
+        || async { machine.history("space", "a").await.iter().filter(|entry| entry.event == "Captured").count() == 2 };
+    machine.until("it is out of its worker again", saved).await;
+    let unstuck = machine.ate(&["unstick", "a", "-a", "space", "--reason", "takes too long"]).await;
+    assert!(unstuck.contains("STATUS_SUSPENDED"), "{unstuck}");
+    assert!(!suspending.await.expect("joined"), "the suspend was called off, and whoever asked for it is told");
+    let reply = machine.count("space", "a").await;
+    assert_eq!((reply.memory, reply.file), (2, 2), "from the snapshot of before: {reply:?}");
+    let history = machine.history("space", "a").await;
+    assert!(history.iter().any(|entry| entry.event == "Unstuck" && entry.detail.contains("takes too long")));
+    let audit = machine.ate(&["audit"]).await;
+    assert!(audit.contains("UnstickActor") && audit.contains("socket") && audit.contains("takes too long"), "{audit}");
+    machine.suspend("space", "a").await;
+    assert_eq!(machine.count("space", "a").await.memory, 3);
+    machine.stop().await;
+}
+
+#[tokio::test]
+async fn an_actor_is_deleted_by_force_also_if_its_worker_hangs() {
+    let mut machine = one_counter(1).await;
+    assert_eq!(machine.count("space", "a").await.memory, 1);
+    machine.suspend("space", "a").await;
+    let uid = machine.uid("space", "a").await;
+    assert_eq!(machine.count("space", "a").await.memory, 2);
+    let refused = machine.cli(&["delete", "actor", "a", "-a", "space"]).await;
+    assert!(refused.code == 1 && refused.stderr.contains("is not suspended"), "{refused:?}");
+    // By TLS, as somebody without a certificate.
+    let api = format!("https://{}", machine.api());
+    let tls = ["--endpoint", &api, "--insecure-skip-verify"];
+    let force = ["delete", "actor", "a", "-a", "space", "--force", "--reason", "in the way"];
+    machine.ate(&[&tls[..], &force[..]].concat()).await;
+    assert!(machine.worker_of("space", "a").await.is_none());
+    let left = machine.data().join("node/snapshots").join(&uid);
+    machine.until("its snapshots are gone", || async { !left.exists() }).await;
+    // The next one of that name is another, in the same worker.
+    machine.create_counter("space", "a").await;
+    assert_eq!(machine.count("space", "a").await.memory, 1);
+    let pids = machine.worker_pids();
+    let [worker] = pids[..] else { panic!("one worker, not {pids:?}") };
+    let worker = rustix::process::Pid::from_raw(i32::try_from(worker).expect("a pid")).expect("a pid");
+    rustix::process::kill_process(worker, rustix::process::Signal::STOP).expect("stopped");
+    let deleted = machine.cli(&["delete", "actor", "a", "-a", "space", "--force"]).await;
+    assert!(deleted.code == 0 && deleted.stderr.contains("does not answer"), "{deleted:?}");
+    let audit = machine.ate(&["audit", "-o", "wide"]).await;
+    assert_eq!(audit.matches("ForceDeleteActor").count(), 2, "{audit}");
+    for part in ["in the way", &uid, "no certificate", "socket", "did not say"] {
+        assert!(audit.contains(part), "no {part:?} in {audit}");
+    }
+    machine.create_counter("space", "b").await;
+    machine.until("another is served", || async { machine.get("space", "b", "/").await.0 == 200 }).await;
+    machine.stop().await;
+}

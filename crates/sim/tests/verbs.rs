@@ -1,0 +1,112 @@
+//! What people do to actors beyond waking them and putting them to rest, in the middle of everything else.
+
+use ate_actor::Phase;
+use ate_name::NodeName;
+use ate_sim::scenario::{Stage, play};
+
+/// Begins something that hangs, because its node falls silent or its disk is full, and does `what` meanwhile.
+async fn amid(stage: &Stage, phase: &str, silence: fn(&Stage, &NodeName), what: impl AsyncFnOnce()) {
+    assert!(stage.suspend().await);
+    let begun = async {
+        match phase {
+            "resuming" => {
+                silence(stage, &stage.node().await);
+                stage.resume().await;
+            }
+            "suspending" => {
+                assert_eq!(stage.count().await, 2);
+                silence(stage, &stage.node().await);
+                stage.suspend().await;
+            }
+            _ => {
+                assert_eq!(stage.count().await, 2);
+                stage.disk_full(&stage.node().await, true);
+                stage.suspend().await;
+            }
+        }
+    };
+    let done = async {
+        stage
+            .until(phase, |actor| match phase {
+                "resuming" => matches!(actor.phase, Phase::Resuming { lease: Some(_), .. }),
+                "suspending" => matches!(actor.phase, Phase::Suspending { .. }),
+                _ => matches!(actor.phase, Phase::Saving { .. }),
+            })
+            .await;
+        what().await;
+    };
+    tokio::join!(begun, done);
+}
+
+#[test]
+fn an_actor_that_is_stuck_is_brought_back_to_its_last_snapshot() {
+    for phase in ["resuming", "suspending", "saving"] {
+        play(async |stage: &Stage| {
+            // The sandbox is gone with the power: whoever still has a route to it must not be answered by it.
+            amid(stage, phase, Stage::power_off, async || {
+                let unstuck = stage.unstick().await.expect("nobody died").expect(phase);
+                assert_eq!(unstuck.phase, Phase::Suspended, "{phase}");
+                assert!(!stage.holds_a_worker().await, "{phase}");
+            })
+            .await;
+            let audit = stage.audit().await;
+            assert_eq!(audit.iter().map(|entry| entry.call.as_str()).collect::<Vec<_>>(), ["UnstickActor"]);
+            assert_eq!((audit[0].caller.as_str(), audit[0].reason.as_str()), ("sim", "it hangs"));
+            for node in stage.nodes() {
+                stage.disk_full(&node, false);
+                stage.start_node(&node);
+            }
+            assert_eq!(stage.count().await, 2, "{phase}: from the snapshot of before");
+        });
+    }
+}
+
+#[test]
+fn what_is_not_stuck_is_left_alone() {
+    play(async |stage: &Stage| {
+        let refused = stage.unstick().await.expect("nobody died").expect_err("it runs");
+        assert!(refused.text.contains("nothing is under way"), "{refused}");
+        assert!(stage.suspend().await);
+        assert!(stage.unstick().await.expect("nobody died").is_err(), "it sleeps");
+        assert!(stage.audit().await.is_empty(), "nothing was done");
+        assert_eq!(stage.count().await, 2);
+    });
+}
+
+#[test]
+fn an_actor_is_deleted_by_force_whatever_it_is_doing() {
+    for phase in ["resuming", "suspending", "saving"] {
+        play(async |stage: &Stage| {
+            amid(stage, phase, Stage::kill_node, async || assert!(stage.force_delete().await, "{phase}")).await;
+            assert!(stage.actor().await.is_none() && !stage.holds_a_worker().await, "{phase}");
+            assert_eq!(stage.audit().await.len(), 1, "{phase}");
+            for node in stage.nodes() {
+                stage.start_node(&node);
+            }
+            // That nothing is left of it, not even on the node that was silent, is looked at in the end.
+        });
+    }
+    play(async |stage: &Stage| {
+        assert!(stage.force_delete().await, "running");
+        assert!(stage.actor().await.is_none() && !stage.holds_a_worker().await);
+    });
+}
+
+#[test]
+fn a_delete_by_force_is_done_or_not_and_its_audit_with_it() {
+    for (point, done) in
+        [("before commit of deleted", false), ("after commit of deleted", true), ("before forget", true)]
+    {
+        play(async |stage: &Stage| {
+            assert!(stage.suspend().await);
+            stage.die_when(point);
+            assert!(!stage.force_delete().await);
+            assert!(stage.is_first_dead().await, "it never came to {point}");
+            assert_eq!(
+                (stage.actor().await.is_none(), stage.audit().await.len()),
+                (done, usize::from(done)),
+                "{point}"
+            );
+        });
+    }
+}

@@ -25,6 +25,8 @@ pub enum Event {
     Uploaded { prefix: String },
     /// Its worker, its sandbox or the node with its image is gone: it falls back to its last snapshot.
     Lost,
+    /// Its processes are to start anew when it is woken next.
+    Restart,
     /// The node that held its newest snapshot is gone for good: it falls back to the last durable one.
     LocalLost { node: NodeName },
 }
@@ -51,9 +53,18 @@ impl Actor {
             (P::Suspended | P::Paused | P::Resuming { lease: None, .. }, E::Bind { lease, op, start }) => {
                 self.generation = self.generation.next();
                 effects.push(Effect::ClaimWorker(lease.clone()));
+                let start = if self.fresh { Start::Fresh } else { start };
                 P::Resuming { lease: Some(lease), op, start, failure: None }
             }
-            (P::Resuming { lease: Some(lease), op, .. }, E::Started { op: done }) if op == done => P::Running { lease },
+            (P::Resuming { lease: Some(lease), op, start, .. }, E::Started { op: done }) if op == done => {
+                // A wish of after this wake began is for the next one.
+                self.fresh &= start != Start::Fresh;
+                P::Running { lease }
+            }
+            (phase, E::Restart) => {
+                self.fresh = true;
+                phase
+            }
             (P::Resuming { lease: Some(lease), op, start, .. }, E::Failed { op: failed, reason }) if op == failed => {
                 effects.push(Effect::FreeWorker(lease));
                 P::Resuming { lease: None, op, start, failure: Some(reason) }
@@ -124,6 +135,7 @@ impl Actor {
                 self.snapshots.durable.as_ref().is_some_and(|durable| durable.prefix == *prefix)
             }
             (E::Lost | E::GaveUp { .. }, P::Suspended | P::Paused) => true,
+            (E::Restart, _) => self.fresh,
             (E::Lost, _) => self.generation > generation,
             (E::LocalLost { node }, _) => self.snapshots.local.as_ref().is_none_or(|(_, holder)| holder != node),
             _ => false,

@@ -42,6 +42,9 @@ pub struct Actor {
     pub phase: Phase,
     #[serde(default)]
     pub snapshots: Snapshots,
+    /// Its next wake starts its processes anew: of its newest snapshot only the files count.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fresh: bool,
     /// The key that its snapshots are sealed with, itself sealed. Gone with the record, and the snapshots' meaning with it.
     pub sealed_key: String,
     pub created: jiff::Timestamp,
@@ -67,6 +70,7 @@ impl Actor {
             generation: Generation::NONE,
             phase: Phase::Suspended,
             snapshots: Snapshots::default(),
+            fresh: false,
             sealed_key,
             created,
             unknown: Default::default(),

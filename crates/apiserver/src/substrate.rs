@@ -268,6 +268,13 @@ impl substrate_server::Substrate for SubstrateService {
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 
+    async fn restart_actor(&self, request: Request<RestartActorRequest>) -> Answer<RestartActorResponse> {
+        let RestartActorRequest { atespace, name, force } = request.into_inner();
+        let key = own(&atespace, &name)?;
+        let restarted = self.control.restart_actor(&key, force).await.map_err(status)?;
+        Ok(Response::new(RestartActorResponse { actor: Some(actor(&restarted)) }))
+    }
+
     async fn unstick_actor(&self, request: Request<UnstickActorRequest>) -> Answer<UnstickActorResponse> {
         let caller = caller(&request);
         let UnstickActorRequest { atespace, name, reason } = request.into_inner();

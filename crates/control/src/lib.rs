@@ -9,6 +9,7 @@
 //!   ResumeActor, Activate ─▶ resume.rs ─┐                        ┌─▶ store: actor + worker + operation + history
 //!   SuspendActor, idle    ─▶ save.rs   ─┼─▶ Actor::apply ─▶ ledger.rs
 //!   node events           ─▶ watch.rs  ─┘        (pure)          └─▶ feed ─▶ follow.rs ─▶ assignments, waiters
+//!   RestartActor ─▶ restart.rs: a save and a wake
 //!   UnstickActor, ForceDeleteActor ─▶ force.rs, with audit.rs: whatever is under way
 //!   apply -f              ─▶ catalog.rs ─▶ golden.rs: first snapshot of a template
 //! ```
@@ -31,6 +32,7 @@ mod nodes;
 mod reconcile;
 mod records;
 mod replicas;
+mod restart;
 mod resume;
 mod save;
 mod watch;

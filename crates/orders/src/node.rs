@@ -37,7 +37,13 @@ pub enum Source {
     /// Start from nothing, on the runtime that the pool's config names.
     Boot { runtime: Runtime },
     /// Continue from a snapshot, on the runtime that its manifest names.
-    Snapshot { at: SnapshotAt, golden: bool },
+    Snapshot {
+        at: SnapshotAt,
+        golden: bool,
+        /// Of its files only: the processes start anew.
+        #[serde(default)]
+        fresh: bool,
+    },
 }
 
 /// A snapshot that exists, and how to tell that it is the one that was made.

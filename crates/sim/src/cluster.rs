@@ -487,10 +487,14 @@ impl Cluster {
         let fails = self.world.dice.happens(self.world.weather().fails);
         let app = match &order.source {
             Source::Boot { .. } => Ok(App { count: 0, nonce: self.world.dice.draw() }),
-            Source::Snapshot { at, .. } => {
+            Source::Snapshot { at, fresh, .. } => {
                 let here = self.on(name, life, |node| Ok(node.disk.get(&at.prefix).cloned()))?;
                 let found = here.or_else(|| self.durable.lock().get(&at.prefix).cloned());
                 match found {
+                    // The count is in its files, the nonce in its memory.
+                    Some(snapshot) if snapshot.manifest == at.manifest && *fresh => {
+                        Ok(App { nonce: self.world.dice.draw(), ..snapshot.app })
+                    }
                     Some(snapshot) if snapshot.manifest == at.manifest => Ok(snapshot.app),
                     _ => Err(NodeError::NoSnapshot(at.prefix.clone())),
                 }

@@ -105,6 +105,10 @@ impl Stage {
         self.at_first(async |first| first.control.delete_actor(&self.actor).await.is_ok()).await == Some(true)
     }
 
+    pub async fn restart(&self, force: bool) -> bool {
+        self.at_first(async |first| first.control.restart_actor(&self.actor, force).await.is_ok()).await == Some(true)
+    }
+
     pub async fn unstick(&self) -> Option<Result<Actor, ControlError>> {
         let asked = Asked::by("sim", "it hangs").expect("a line");
         let unstuck = self.at_first(async |first| first.control.unstick_actor(&self.actor, &asked).await).await;
@@ -152,6 +156,16 @@ impl Stage {
                 _ => None,
             })
             .expect("it was answered")
+    }
+
+    /// What the processes that answered last drew when they started.
+    pub fn nonce(&self) -> u64 {
+        let seen = self.simulation.clients.seen.lock();
+        let answered = seen.iter().rev().find_map(|seen| match seen.what {
+            ate_witness::What::Answered { nonce, .. } => Some(nonce),
+            _ => None,
+        });
+        answered.expect("it was answered")
     }
 
     /// Counts, and tells how long that took on the simulated clock.

@@ -110,3 +110,54 @@ fn a_delete_by_force_is_done_or_not_and_its_audit_with_it() {
         });
     }
 }
+
+/// Counts, and tells whether by the processes of before.
+async fn counted_anew(stage: &Stage, before: u64) -> (u64, bool) {
+    let count = stage.count().await;
+    (count, stage.nonce() != before)
+}
+
+#[test]
+fn a_restart_keeps_the_files_and_nothing_else() {
+    play(async |stage: &Stage| {
+        assert_eq!(stage.count().await, 2);
+        let before = stage.nonce();
+        assert!(stage.restart(false).await, "running");
+        assert_eq!(counted_anew(stage, before).await, (3, true));
+        let before = stage.nonce();
+        assert!(stage.suspend().await && stage.restart(false).await, "suspended");
+        assert_eq!(counted_anew(stage, before).await, (4, true));
+        let before = stage.nonce();
+        assert!(stage.suspend().await);
+        assert_eq!(counted_anew(stage, before).await, (5, false), "once");
+        assert!(stage.restart(true).await, "by force");
+        assert_eq!(counted_anew(stage, before).await, (5, true), "with the files of its last snapshot");
+    });
+}
+
+#[test]
+fn a_restart_that_is_cut_off_is_completed_by_the_next_wake() {
+    for point in [
+        "after commit of running",
+        "after commit of suspending",
+        "after capture",
+        "after commit of suspended",
+        "after commit of resuming",
+        "before activate",
+        "after activate",
+    ] {
+        play(async |stage: &Stage| {
+            assert_eq!(stage.count().await, 2);
+            let before = stage.nonce();
+            stage.die_when(point);
+            assert!(!stage.restart(false).await);
+            assert!(stage.is_first_dead().await, "it never came to {point}");
+            if point == "after commit of running" {
+                // Only the wish is there: it runs on until it is put to rest.
+                stage.until_suspended().await;
+            }
+            stage.until("at rest or running", |actor| actor.phase.operation().is_none()).await;
+            assert_eq!(counted_anew(stage, before).await, (3, true), "{point}");
+        });
+    }
+}

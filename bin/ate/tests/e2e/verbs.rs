@@ -78,3 +78,47 @@ async fn an_actor_is_deleted_by_force_also_if_its_worker_hangs() {
     machine.until("another is served", || async { machine.get("space", "b", "/").await.0 == 200 }).await;
     machine.stop().await;
 }
+
+#[tokio::test]
+async fn a_restart_starts_the_processes_anew_and_keeps_the_files() {
+    let mut machine = one_counter(1).await;
+    let first = machine.count("space", "a").await;
+    machine.count("space", "a").await;
+    machine.ate(&["restart", "a", "-a", "space"]).await;
+    let second = machine.count("space", "a").await;
+    assert_eq!((second.memory, second.file), (1, 3), "running: {second:?}");
+    assert_ne!(first.nonce, second.nonce, "another process");
+    machine.suspend("space", "a").await;
+    assert_eq!(machine.count("space", "a").await.nonce, second.nonce, "once");
+    machine.suspend("space", "a").await;
+    machine.ate(&["restart", "a", "-a", "space"]).await;
+    let third = machine.count("space", "a").await;
+    assert_eq!((third.memory, third.file), (1, 5), "suspended, with its memory in the snapshot: {third:?}");
+    machine.ate(&["restart", "a", "-a", "space", "--force"]).await;
+    let fourth = machine.count("space", "a").await;
+    assert_eq!((fourth.memory, fourth.file), (1, 5), "what came after the last snapshot is not saved: {fourth:?}");
+    machine.create_counter("space", "b").await;
+    machine.suspend("space", "a").await;
+    machine.ate(&["restart", "b", "-a", "space"]).await;
+    let other = machine.count("space", "b").await;
+    assert_eq!((other.memory, other.file), (1, 1), "one that never ran starts with the golden's files: {other:?}");
+    assert_ne!(other.nonce, first.nonce);
+    machine.stop().await;
+}
+
+#[tokio::test]
+async fn a_restart_that_is_cut_off_is_completed_by_the_next_request() {
+    let mut machine = one_counter(1).await;
+    let first = machine.count("space", "a").await;
+    machine.stop().await;
+    machine.set_env("ATE_FAILPOINTS", Some("save.captured"));
+    machine.restart().await;
+    assert_eq!(machine.count("space", "a").await.nonce, first.nonce);
+    assert_ne!(machine.cli(&["restart", "a", "-a", "space"]).await.code, 0, "the server dies in the middle");
+    machine.kill().await;
+    machine.set_env("ATE_FAILPOINTS", None);
+    machine.restart().await;
+    let second = machine.count("space", "a").await;
+    assert_eq!((second.memory, second.file), (1, 3), "{second:?}");
+    machine.stop().await;
+}

@@ -121,6 +121,27 @@ fn a_failed_start_stays_visible_without_holding_a_worker() {
 }
 
 #[test]
+fn a_restart_is_wished_for_until_a_wake_has_fulfilled_it() {
+    let bind = |n| Event::Bind { lease: lease(n), op: op(n), start: Start::Newest };
+    let start = |actor: &Actor| match &actor.phase {
+        Phase::Resuming { start, .. } => Some(*start),
+        _ => None,
+    };
+    let wished = walk(running(), [Event::Restart, Event::Lost, bind(2)]);
+    assert_eq!((start(&wished), wished.fresh), (Some(Start::Fresh), true));
+    // A wake that fails has not fulfilled it; the next one does.
+    let failed = walk(wished, [Event::Failed { op: op(2), reason: "no".into() }, bind(3)]);
+    assert_eq!((start(&failed), failed.fresh), (Some(Start::Fresh), true));
+    let done = walk(failed, [Event::Started { op: op(3) }]);
+    assert!(!done.fresh);
+    assert_eq!(start(&walk(done, [Event::Lost, bind(4)])), Some(Start::Newest));
+    // What was on its way before the wish does not fulfil it.
+    let late = walk(actor(), [bind(1), Event::Restart, Event::Started { op: op(1) }]);
+    assert!(late.fresh);
+    assert!(!serde_json::to_string(&actor()).unwrap().contains("fresh"), "nothing is written that is not wished for");
+}
+
+#[test]
 fn news_of_another_operation_is_refused() {
     let resuming = walk(actor(), [Event::Bind { lease: lease(1), op: op(1), start: Start::Newest }]);
     for late in [Event::Started { op: op(9) }, Event::Failed { op: op(9), reason: String::new() }] {
@@ -160,6 +181,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         }),
         (0..4u8).prop_map(|s| Event::Uploaded { prefix: format!("s{s}") }),
         Just(Event::Lost),
+        Just(Event::Restart),
         (0..2u8).prop_map(|n| Event::LocalLost { node: NodeName::new(format!("n{n}")) }),
     ]
 }

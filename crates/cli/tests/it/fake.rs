@@ -26,6 +26,8 @@ pub(crate) struct State {
     pub(crate) phases: VecDeque<serde_json::Value>,
     pub(crate) selectors: Vec<Option<Selector>>,
     audit: Vec<AuditEntry>,
+    /// Whether by force.
+    pub(crate) restarts: Vec<bool>,
 }
 
 #[derive(Clone)]
@@ -386,6 +388,13 @@ impl substrate_server::Substrate for Fake {
             say(exec_response::Output::ExitCode(3)).await;
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn restart_actor(&self, request: Request<RestartActorRequest>) -> Answer<RestartActorResponse> {
+        let RestartActorRequest { atespace, name, force } = request.into_inner();
+        let actor = self.moved(Some(ActorRef { atespace, name }), ActorStatus::Running)?;
+        self.state.lock().unwrap().restarts.push(force);
+        Ok(Response::new(RestartActorResponse { actor }))
     }
 
     async fn unstick_actor(&self, request: Request<UnstickActorRequest>) -> Answer<UnstickActorResponse> {

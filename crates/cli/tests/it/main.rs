@@ -99,6 +99,17 @@ async fn an_actor_is_made_woken_put_to_sleep_and_deleted() {
 }
 
 #[tokio::test]
+async fn an_actor_is_restarted_and_by_force_only_if_that_is_said() {
+    let daemon = with_actors();
+    for line in ["restart actor a2 -a demo", "restart a2 -a demo --force"] {
+        assert!(daemon.ate(line).await.ok().contains("STATUS_RUNNING"), "{line}");
+    }
+    assert_eq!(daemon.fake.state.lock().unwrap().restarts, [false, true]);
+    let missing = daemon.ate("restart a3 -a demo").await.failed(1);
+    assert!(missing.starts_with("error: Actor a3 not found\n  did you mean"), "{missing}");
+}
+
+#[tokio::test]
 async fn what_is_done_by_force_needs_the_word_and_is_listed_with_its_reason() {
     let daemon = with_actors();
     let unstuck = daemon.ate("unstick a1 -a demo --reason hangs").await;

@@ -774,6 +774,41 @@ impl ::prost::Name for ExecResponse {
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RestartActorRequest {
+    #[prost(string, tag = "1")]
+    pub atespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// What it has done since its last snapshot is not saved, neither memory nor files.
+    #[prost(bool, tag = "3")]
+    pub force: bool,
+}
+impl ::prost::Name for RestartActorRequest {
+    const NAME: &'static str = "RestartActorRequest";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.RestartActorRequest".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.RestartActorRequest".into()
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RestartActorResponse {
+    #[prost(message, optional, tag = "1")]
+    pub actor: ::core::option::Option<super::super::ateapi::Actor>,
+}
+impl ::prost::Name for RestartActorResponse {
+    const NAME: &'static str = "RestartActorResponse";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.RestartActorResponse".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.RestartActorResponse".into()
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnstickActorRequest {
     #[prost(string, tag = "1")]
     pub atespace: ::prost::alloc::string::String,
@@ -1352,6 +1387,32 @@ pub mod substrate_client {
             req.extensions_mut().insert(GrpcMethod::new("ate.v1.Substrate", "Exec"));
             self.inner.streaming(req, path, codec).await
         }
+        /// Starts an actor's processes anew, on the files of its durable directory. Answers when it runs again; should that
+        /// fail, its next wake is the one that was asked for.
+        pub async fn restart_actor(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RestartActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RestartActorResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/ate.v1.Substrate/RestartActor",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("ate.v1.Substrate", "RestartActor"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Brings an actor that is on its way out of or into a worker back to its last snapshot, whatever it waits for. For
         /// operators; written down for good. FAILED_PRECONDITION if nothing is under way.
         pub async fn unstick_actor(
@@ -1575,6 +1636,15 @@ pub mod substrate_server {
             &self,
             request: tonic::Request<tonic::Streaming<super::ExecRequest>>,
         ) -> std::result::Result<tonic::Response<Self::ExecStream>, tonic::Status>;
+        /// Starts an actor's processes anew, on the files of its durable directory. Answers when it runs again; should that
+        /// fail, its next wake is the one that was asked for.
+        async fn restart_actor(
+            &self,
+            request: tonic::Request<super::RestartActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RestartActorResponse>,
+            tonic::Status,
+        >;
         /// Brings an actor that is on its way out of or into a worker back to its last snapshot, whatever it waits for. For
         /// operators; written down for good. FAILED_PRECONDITION if nothing is under way.
         async fn unstick_actor(
@@ -2142,6 +2212,51 @@ pub mod substrate_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/ate.v1.Substrate/RestartActor" => {
+                    #[allow(non_camel_case_types)]
+                    struct RestartActorSvc<T: Substrate>(pub Arc<T>);
+                    impl<
+                        T: Substrate,
+                    > tonic::server::UnaryService<super::RestartActorRequest>
+                    for RestartActorSvc<T> {
+                        type Response = super::RestartActorResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RestartActorRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Substrate>::restart_actor(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RestartActorSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -1,6 +1,6 @@
 use ate_name::{Generation, NodeName, OpId};
 
-use crate::{Actor, Intent, Lease, Phase, SnapshotRef, Start};
+use crate::{Actor, Crashes, Intent, Lease, Phase, SnapshotRef, Start};
 
 /// What happens to an actor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub enum Event {
     Uploaded { prefix: String },
     /// Its worker, its sandbox or the node with its image is gone: it falls back to its last snapshot.
     Lost,
+    /// Its sandbox has ended by itself: it falls back to its last snapshot, and that is counted.
+    Crashed { at: jiff::Timestamp, reason: String },
     /// Its processes are to start anew when it is woken next.
     Restart,
     /// The node that held its newest snapshot is gone for good: it falls back to the last durable one.
@@ -63,6 +65,8 @@ impl Actor {
             }
             (phase, E::Restart) => {
                 self.fresh = true;
+                // Whoever restarts it has looked after it: it need not wait.
+                self.crashes = None;
                 phase
             }
             (P::Resuming { lease: Some(lease), op, start, .. }, E::Failed { op: failed, reason }) if op == failed => {
@@ -88,6 +92,7 @@ impl Actor {
                 self.snapshots.local = Some((settled, node));
                 self.snapshots.uploading = (intent != Intent::Pause && !durable).then_some(op);
                 self.snapshots.paused = intent == Intent::Pause;
+                self.crashes = None;
                 self.snapshots.resting()
             }
             (phase, E::Uploaded { prefix }) => {
@@ -98,7 +103,13 @@ impl Actor {
                 self.snapshots.uploading = None;
                 phase
             }
-            (P::Resuming { lease: Some(lease), .. } | P::Running { lease } | P::Suspending { lease, .. }, E::Lost) => {
+            (
+                P::Resuming { lease: Some(lease), .. } | P::Running { lease } | P::Suspending { lease, .. },
+                event @ (E::Lost | E::Crashed { .. }),
+            ) => {
+                if let E::Crashed { at, reason } = event {
+                    self.crashes = Some(Crashes::after(self.crashes, at, reason));
+                }
                 effects.push(Effect::FreeWorker(lease));
                 self.snapshots.resting()
             }
@@ -136,6 +147,7 @@ impl Actor {
             }
             (E::Lost | E::GaveUp { .. }, P::Suspended | P::Paused) => true,
             (E::Restart, _) => self.fresh,
+            (E::Crashed { at, .. }, _) => self.crashes.as_ref().is_some_and(|crashes| crashes.last == *at),
             (E::Lost, _) => self.generation > generation,
             (E::LocalLost { node }, _) => self.snapshots.local.as_ref().is_none_or(|(_, holder)| holder != node),
             _ => false,

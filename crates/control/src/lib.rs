@@ -19,6 +19,7 @@ mod assignments;
 mod atespaces;
 mod audit;
 mod catalog;
+mod crashes;
 mod drain;
 mod drive;
 mod error;

@@ -31,7 +31,7 @@ impl Control {
     async fn wish_for_restart(self: &Arc<Self>, key: &ActorKey) -> Result<(), ControlError> {
         loop {
             let read = self.actor(key).await?;
-            if read.value.fresh {
+            if read.value.fresh && read.value.crashes.is_none() {
                 return Ok(());
             }
             match self.transition(&read, Event::Restart, Note::because("Restarting", "asked for")).await {

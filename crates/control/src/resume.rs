@@ -131,6 +131,7 @@ impl Control {
         deadline: Instant,
         patient: bool,
     ) -> Result<Assigned, ControlError> {
+        self.check_crashes(&read.value)?;
         let read = self.without_lost_copy(read).await?;
         let template = self.template_of(&read.value)?;
         self.await_golden(&read.value, &template, start, deadline).await?;

@@ -260,6 +260,10 @@ impl Cluster {
     }
 
     pub(crate) fn kill_sandbox(&self, name: &NodeName) {
+        self.end_sandbox(name, Exit::Killed);
+    }
+
+    pub(crate) fn end_sandbox(&self, name: &NodeName, exit: Exit) {
         let mut nodes = self.nodes.lock();
         let Some(node) = nodes.get_mut(name) else { return };
         let hosts: Vec<_> =
@@ -274,7 +278,7 @@ impl Cluster {
         drop(nodes);
         if up {
             let Identity { uid: actor, generation, .. } = sandbox.identity;
-            self.tell(name, &NodeEvent::Ended { worker, actor, generation, exit: Exit::Killed });
+            self.tell(name, &NodeEvent::Ended { worker, actor, generation, exit });
         }
     }
 

@@ -109,6 +109,13 @@ impl Stage {
         self.at_first(async |first| first.control.restart_actor(&self.actor, force).await.is_ok()).await == Some(true)
     }
 
+    /// At whichever replica lives.
+    pub async fn restart_elsewhere(&self) -> bool {
+        let restarted =
+            self.simulation.clients.call(async |replica| replica.control.restart_actor(&self.actor, false).await);
+        restarted.await.is_some_and(|restarted| restarted.is_ok())
+    }
+
     pub async fn unstick(&self) -> Option<Result<Actor, ControlError>> {
         let asked = Asked::by("sim", "it hangs").expect("a line");
         let unstuck = self.at_first(async |first| first.control.unstick_actor(&self.actor, &asked).await).await;
@@ -229,6 +236,20 @@ impl Stage {
     pub async fn kill_its_sandbox(&self) {
         let node = self.node().await;
         self.simulation.cluster.kill_sandbox(&node);
+    }
+
+    /// Its workload exits by itself.
+    pub async fn crash(&self) {
+        let node = self.node().await;
+        self.simulation.cluster.end_sandbox(&node, ate_orders::Exit::Code(1));
+        self.until_suspended().await;
+    }
+
+    /// Why a living replica does not wake it, if it does not.
+    pub async fn refusal(&self) -> Option<ControlError> {
+        let woken =
+            self.simulation.clients.call(async |replica| replica.control.resume_actor(&self.actor, false).await);
+        woken.await.expect("a replica lives").err()
     }
 
     pub fn storage_away(&self, away: bool) {

@@ -161,3 +161,44 @@ fn a_restart_that_is_cut_off_is_completed_by_the_next_wake() {
         });
     }
 }
+
+#[test]
+fn an_actor_that_crashes_again_and_again_is_woken_ever_more_rarely() {
+    play(async |stage: &Stage| {
+        // Clocks of replicas disagree by minutes here; one of them is enough to see pauses of seconds.
+        stage.kill_first();
+        assert!(stage.refusal().await.is_none());
+        stage.crash().await;
+        assert_eq!(stage.time_to_count().await.as_secs(), 0, "once is nothing");
+        for pause in [1, 2, 4] {
+            stage.crash().await;
+            let refused = stage.refusal().await.expect("it is left alone");
+            assert!(refused.text.contains("in a row") && refused.text.contains("code 1"), "{refused}");
+            assert!(refused.retry_after.is_some_and(|left| left.as_secs() < pause), "{refused:?}");
+            stage.sleep(pause).await;
+            assert!(stage.refusal().await.is_none(), "after {pause} s it is tried");
+        }
+        // A restart is somebody's who looks after it.
+        stage.crash().await;
+        assert!(stage.refusal().await.is_some());
+        stage.until_suspended().await;
+        assert!(stage.restart_elsewhere().await);
+        stage.crash().await;
+        assert!(stage.refusal().await.is_none(), "counted from there");
+    });
+}
+
+#[test]
+fn a_loss_that_is_not_its_own_fault_is_no_crash() {
+    play(async |stage: &Stage| {
+        for _ in 0..4 {
+            stage.count().await;
+            stage.kill_its_sandbox().await;
+            stage.until_suspended().await;
+            stage.count().await;
+            stage.kill_its_worker().await;
+            stage.until_suspended().await;
+        }
+        assert!(stage.refusal().await.is_none());
+    });
+}

@@ -122,3 +122,45 @@ async fn a_restart_that_is_cut_off_is_completed_by_the_next_request() {
     assert_eq!((second.memory, second.file), (1, 3), "{second:?}");
     machine.stop().await;
 }
+
+#[tokio::test]
+async fn an_actor_that_crashes_again_and_again_is_left_alone_ever_longer() {
+    let mut machine = one_counter(1).await;
+    assert_eq!(machine.count("space", "a").await.memory, 1);
+    let crashed = async |times: usize| {
+        let _ = machine.get("space", "a", "/exit?code=7").await;
+        let counted = || async {
+            machine.history("space", "a").await.iter().filter(|entry| entry.event == "Crashed").count() == times
+        };
+        machine.until("it has crashed", counted).await;
+    };
+    crashed(1).await;
+    assert_eq!(machine.count("space", "a").await.memory, 1, "the first time it is woken at once");
+    let request = b"GET / HTTP/1.1\r\nHost: a.space.localhost\r\nConnection: close\r\n\r\n";
+    let mut times = 1;
+    // On a slow machine the first pauses may be over before anybody asks: then it crashes once more.
+    let refused = loop {
+        times += 1;
+        crashed(times).await;
+        let answer = machine.exchange(request).await;
+        if !answer.starts_with("HTTP/1.1 200") {
+            break answer;
+        }
+        assert!(times < 8, "never refused: {answer}");
+    };
+    assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
+    for part in [format!("crashed {times} times in a row"), "code 7".into(), "ate logs a -a space".into()] {
+        assert!(refused.contains(&part), "no {part:?} in {refused}");
+    }
+    let after = refused.to_lowercase().lines().find_map(|line| line.strip_prefix("retry-after: ")?.parse::<u64>().ok());
+    assert!(after.is_some_and(|after| after >= 1), "{refused}");
+    let resumed = machine.resume("space", "a", false).await;
+    assert!(resumed.is_ok() || resumed.is_err_and(|error| error.message().contains("in a row")));
+    machine.until("it is tried again", || async { machine.get("space", "a", "/readyz").await.0 == 200 }).await;
+    // A snapshot is a sign of health: the next crash is a first one.
+    machine.suspend("space", "a").await;
+    machine.count("space", "a").await;
+    crashed(times + 1).await;
+    assert_eq!(machine.get("space", "a", "/readyz").await.0, 200);
+    machine.stop().await;
+}

@@ -49,6 +49,7 @@ pub const PERMISSIONS: &[(&str, Permission)] = &[
     ("ate.v1.Substrate/Logs", Permission::Actor),
     ("ate.v1.Substrate/Exec", Permission::Actor),
     ("ate.v1.Substrate/RestartActor", Permission::Actor),
+    ("ate.v1.Substrate/ForkActor", Permission::Actor),
     ("ate.v1.Substrate/UnstickActor", Permission::Administer),
     ("ate.v1.Substrate/ForceDeleteActor", Permission::Administer),
     ("ate.v1.Substrate/ListAudit", Permission::Administer),

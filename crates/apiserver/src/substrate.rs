@@ -8,7 +8,7 @@ use ate_actor::Phase;
 use ate_control::{
     Applied, Asked, Assigned, AssignmentUpdate, Changed, Control, MAX_PAGE, Registration, Renewal, Versioned, usable,
 };
-use ate_name::{ActorKey, AtespaceName, Generation, NodeName, ObjectKey, SessionId};
+use ate_name::{ActorKey, ActorName, AtespaceName, Generation, NodeName, ObjectKey, SessionId};
 use ate_orders::{ExecOrder, Ingress, LogsOrder, Nodes, Output, PortProtocol};
 use ate_proto::ate::v1::*;
 use base64::Engine as _;
@@ -273,6 +273,15 @@ impl substrate_server::Substrate for SubstrateService {
         let key = own(&atespace, &name)?;
         let restarted = self.control.restart_actor(&key, force).await.map_err(status)?;
         Ok(Response::new(RestartActorResponse { actor: Some(actor(&restarted)) }))
+    }
+
+    async fn fork_actor(&self, request: Request<ForkActorRequest>) -> Answer<ForkActorResponse> {
+        let ForkActorRequest { atespace, from, to } = request.into_inner();
+        let from = own(&atespace, &from)?;
+        let to = ActorName::parse(to).map_err(|error| Status::invalid_argument(format!("invalid name: {error}")))?;
+        let to = ActorKey::new(from.atespace.clone(), to);
+        let forked = self.control.fork_actor(&from, &to).await.map_err(status)?;
+        Ok(Response::new(ForkActorResponse { actor: Some(actor(&forked)) }))
     }
 
     async fn unstick_actor(&self, request: Request<UnstickActorRequest>) -> Answer<UnstickActorResponse> {

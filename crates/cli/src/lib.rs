@@ -31,7 +31,7 @@ mod words;
 use std::path::PathBuf;
 
 pub use apply::ApplyArgs;
-pub use change::{ActorArgs, CreateArgs, RestartArgs, ResumeArgs, UpdateArgs};
+pub use change::{ActorArgs, CreateArgs, ForkArgs, RestartArgs, ResumeArgs, UpdateArgs};
 pub use connect::{Endpoint, EndpointError};
 pub use delete::DeleteArgs;
 pub use exec::ExecArgs;
@@ -122,6 +122,8 @@ pub enum Verb {
     Pause(ActorArgs),
     /// Start an actor's processes anew, on the files that it has
     Restart(RestartArgs),
+    /// Make an actor that continues from another's newest snapshot
+    Fork(ForkArgs),
     /// Delete an actor, an atespace, an object, or what files declare
     Delete(DeleteArgs),
     /// Create or change the templates, pools and configs that files declare
@@ -205,6 +207,7 @@ async fn ask(verb: Verb, session: &mut Session<'_>) -> Result<u8, CliError> {
         Verb::Suspend(args) => change::suspend(args, session).await?,
         Verb::Pause(args) => change::pause(args, session).await?,
         Verb::Restart(args) => change::restart(args, session).await?,
+        Verb::Fork(args) => change::fork(args, session).await?,
         Verb::Delete(args) => delete::run(args, session).await?,
         Verb::Apply(args) => apply::run(args, session).await?,
         Verb::Logs(args) => logs::run(args, session).await?,

@@ -9,7 +9,7 @@
 //!   ResumeActor, Activate ─▶ resume.rs ─┐                        ┌─▶ store: actor + worker + operation + history
 //!   SuspendActor, idle    ─▶ save.rs   ─┼─▶ Actor::apply ─▶ ledger.rs
 //!   node events           ─▶ watch.rs  ─┘        (pure)          └─▶ feed ─▶ follow.rs ─▶ assignments, waiters
-//!   RestartActor ─▶ restart.rs: a save and a wake
+//!   RestartActor, ForkActor ─▶ restart.rs, fork.rs: a save and a wake, a copy and a new actor
 //!   UnstickActor, ForceDeleteActor ─▶ force.rs, with audit.rs: whatever is under way
 //!   apply -f              ─▶ catalog.rs ─▶ golden.rs: first snapshot of a template
 //! ```
@@ -26,6 +26,7 @@ mod error;
 mod follow;
 mod force;
 mod forget;
+mod fork;
 mod golden;
 mod idle;
 mod ledger;

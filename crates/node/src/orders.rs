@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use ate_name::{ActorUid, Generation, NodeName, OpId, WorkerUid};
 use ate_orders::{
-    Activate, Activated, Capture, Captured, ExecOrder, Exit, LogsOrder, NodeError, NodeReport, Nodes, Output, Phase,
-    SnapshotOrder, Source, Stored,
+    Activate, Activated, Capture, Captured, CopyOrder, ExecOrder, Exit, LogsOrder, NodeError, NodeReport, Nodes,
+    Output, Phase, SnapshotOrder, Source, Stored,
 };
 use ate_snapshot::{
     ActorIdentity, Asset, DataKey, Expectation, Host, InstanceKey, Manifest, Scope, SecretExposure, SnapshotKey,
@@ -255,7 +255,7 @@ impl Node {
         read.await.map_err(failed)?
     }
 
-    fn unseal(&self, sealed: &str, actor: ActorUid) -> Result<DataKey, NodeError> {
+    pub(crate) fn unseal(&self, sealed: &str, actor: ActorUid) -> Result<DataKey, NodeError> {
         let refused = |error: &dyn std::fmt::Display| {
             NodeError::Refused(format!("the key of the actor's snapshots cannot be used: {error}"))
         };
@@ -583,7 +583,7 @@ fn from_link(error: LinkError) -> NodeError {
     }
 }
 
-fn unusable(error: SnapshotError) -> NodeError {
+pub(crate) fn unusable(error: SnapshotError) -> NodeError {
     match error {
         SnapshotError::Missing { key, .. } => NodeError::NoSnapshot(key),
         error => NodeError::Refused(ate_orders::chain(&error)),
@@ -639,6 +639,10 @@ impl Nodes for LocalNode {
             let _ = handle.link.call(Command::Release { op }, &[]).await;
         }
         Ok(())
+    }
+
+    async fn copy(&self, node: &NodeName, order: CopyOrder) -> Result<Stored, NodeError> {
+        self.check(node)?.run_copy(order).await
     }
 
     async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError> {

@@ -96,6 +96,18 @@ pub struct SnapshotOrder {
     pub sealed_key: String,
 }
 
+/// Make what a snapshot of one actor holds the first snapshot of another.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CopyOrder {
+    pub from: SnapshotAt,
+    /// Whose it is, and the key that it is sealed with, sealed itself.
+    pub from_actor: ActorUid,
+    pub from_key: String,
+    /// Where the copy is to be, which says whose it is, and the key for it.
+    pub prefix: String,
+    pub sealed_key: String,
+}
+
 /// A step of a wake or a suspend and how long it took, for the waterfall.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Phase {
@@ -314,6 +326,9 @@ pub trait Nodes: Send + Sync {
 
     /// Nobody will ask for what was captured: it need not be kept.
     async fn release(&self, node: &NodeName, op: OpId) -> Result<(), NodeError>;
+
+    /// Writes a copy of a snapshot, sealed for another actor, to the node's disk. One that is there already is the copy.
+    async fn copy(&self, node: &NodeName, order: CopyOrder) -> Result<Stored, NodeError>;
 
     /// Brings a snapshot that is on the node's disk to durable storage.
     async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError>;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use ate_name::{ActorUid, Digest, Generation, NodeName, ObjectKey, OpId, SessionId, WorkerUid};
 use ate_orders::{
-    Activate, Activated, Capture, Captured, Exit, Hosted, Identity, Ingress, NodeError, NodeEvent, NodeReport,
-    SnapshotOrder, Source, Stored, WorkerReport,
+    Activate, Activated, Capture, Captured, CopyOrder, Exit, Hosted, Identity, Ingress, NodeError, NodeEvent,
+    NodeReport, SnapshotOrder, Source, Stored, WorkerReport,
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -169,6 +169,11 @@ impl Cluster {
 
     pub(crate) fn is_durable(&self, prefix: &str) -> bool {
         self.durable.lock().contains_key(prefix)
+    }
+
+    /// What a durable snapshot has counted.
+    pub(crate) fn durable_count(&self, prefix: &str) -> Option<u64> {
+        self.durable.lock().get(prefix).map(|snapshot| snapshot.app.count)
     }
 
     // What goes wrong.
@@ -625,6 +630,28 @@ impl Cluster {
             for worker in node.workers.values_mut() {
                 worker.retained.remove(&order.op);
             }
+            Ok(stored(manifest))
+        });
+        self.answer(name, life, done).await
+    }
+
+    pub(crate) async fn copy(&self, name: &NodeName, order: &CopyOrder) -> Result<Stored, NodeError> {
+        let life = self.arrive(name).await?;
+        self.world.pass().await;
+        let done = self.on(name, life, |node| {
+            let stored = |manifest| Stored { manifest, bytes: 1000, durable: false };
+            if let Some(there) = node.disk.get(&order.prefix) {
+                return Ok(stored(there.manifest));
+            }
+            let durable = self.durable.lock().get(&order.from.prefix).cloned();
+            let found = node.disk.get(&order.from.prefix).cloned().or(durable);
+            let source = found.filter(|found| found.manifest == order.from.manifest);
+            let source = source.ok_or_else(|| NodeError::NoSnapshot(order.from.prefix.clone()))?;
+            if node.full {
+                return Err(NodeError::Failed("simulated: no space left".into()));
+            }
+            let manifest = source.manifest;
+            node.disk.insert(order.prefix.clone(), Snapshot { uploaded: false, ..source });
             Ok(stored(manifest))
         });
         self.answer(name, life, done).await

@@ -96,6 +96,11 @@ impl Stage {
             == Some(true)
     }
 
+    /// At whichever replica lives.
+    pub async fn suspend_elsewhere(&self) {
+        self.simulation.clients.suspend(&self.actor).await;
+    }
+
     pub async fn pause(&self) -> bool {
         self.at_first(async |first| first.control.save_actor(&self.actor, Intent::Pause).await.is_ok()).await
             == Some(true)
@@ -114,6 +119,40 @@ impl Stage {
         let restarted =
             self.simulation.clients.call(async |replica| replica.control.restart_actor(&self.actor, false).await);
         restarted.await.is_some_and(|restarted| restarted.is_ok())
+    }
+
+    fn copy(&self) -> ActorKey {
+        ActorKey::parse("space", "copy").expect("a name")
+    }
+
+    pub async fn fork(&self) -> Option<Result<Actor, ControlError>> {
+        let forked = self.at_first(async |first| first.control.fork_actor(&self.actor, &self.copy()).await).await;
+        forked.map(|forked| forked.map(|forked| forked.actor))
+    }
+
+    /// The other way round: of the actor that has the fork's name.
+    pub async fn fork_back(&self) -> Option<Result<Actor, ControlError>> {
+        let third = ActorKey::parse("space", "third").expect("a name");
+        let forked = self.at_first(async |first| first.control.fork_actor(&self.copy(), &third).await).await;
+        forked.map(|forked| forked.map(|forked| forked.actor))
+    }
+
+    /// Takes the name that the fork is to have.
+    pub async fn create_in_its_place(&self) {
+        assert!(self.simulation.clients.create(&self.copy()).await);
+    }
+
+    /// The fork, and what its snapshot has counted, once no operation is under way.
+    pub async fn forked(&self) -> Option<(Actor, u64)> {
+        let until = tokio::time::Instant::now() + CALM;
+        while !self.simulation.store.all(ate_store::Kind::Operation).await.is_empty() {
+            assert!(tokio::time::Instant::now() < until, "{}\nit never ended", self.simulation.world.trace());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let actor = self.simulation.store.actor(&self.copy()).await?;
+        let durable = actor.snapshots.durable.as_ref()?.prefix.clone();
+        let count = self.simulation.cluster.durable_count(&durable).expect("what is durable is there");
+        Some((actor, count))
     }
 
     pub async fn unstick(&self) -> Option<Result<Actor, ControlError>> {

@@ -202,3 +202,92 @@ fn a_loss_that_is_not_its_own_fault_is_no_crash() {
         assert!(stage.refusal().await.is_none());
     });
 }
+
+#[test]
+fn a_fork_has_what_the_other_had_and_is_somebody_else() {
+    play(async |stage: &Stage| {
+        assert_eq!(stage.count().await, 2);
+        let forked = stage.fork().await.expect("nobody died").expect("it runs, and is suspended for it");
+        let from = stage.actor().await.expect("it is there");
+        assert_eq!((from.phase, forked.phase.clone()), (Phase::Suspended, Phase::Suspended));
+        assert!(
+            from.uid != forked.uid && from.sealed_key != forked.sealed_key && from.template_uid == forked.template_uid
+        );
+        assert_eq!(stage.forked().await.map(|(actor, count)| (actor.uid, count)), Some((forked.uid, 2)));
+        let taken = stage.fork().await.expect("nobody died").expect_err("the name is taken");
+        assert_eq!(taken.code, ate_control::Code::AlreadyExists);
+        assert_eq!(stage.count().await, 3, "the other goes on as it was");
+    });
+}
+
+#[test]
+fn a_fork_that_is_cut_off_is_made_by_another_replica() {
+    for point in [
+        "before copy",
+        "after copy",
+        "before upload",
+        "after upload",
+        "before commit of suspended",
+        "after commit of suspended",
+    ] {
+        play(async |stage: &Stage| {
+            assert!(stage.suspend().await);
+            stage.die_when(point);
+            assert!(stage.fork().await.is_none());
+            assert!(stage.is_first_dead().await, "it never came to {point}");
+            let (_, count) = stage.forked().await.expect("it is made");
+            assert_eq!(count, 1, "{point}");
+        });
+    }
+}
+
+#[test]
+fn a_fork_whose_snapshot_is_replaced_begins_again_with_the_new_one() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        stage.die_when("before copy");
+        assert!(stage.fork().await.is_none());
+        // Before anybody takes over.
+        assert_eq!(stage.count().await, 2);
+        stage.suspend_elsewhere().await;
+        let (_, count) = stage.forked().await.expect("it is made");
+        assert_eq!(count, 2, "the snapshot of before is gone");
+    });
+}
+
+#[test]
+fn a_copy_that_waits_for_durable_storage_is_kept_for_its_fork() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        stage.storage_away(true);
+        let back = async {
+            // Nodes are compared with the store meanwhile, and nobody refers to the copy.
+            stage.sleep(30).await;
+            stage.storage_away(false);
+        };
+        let (forked, ()) = tokio::join!(stage.fork(), back);
+        assert!(forked.expect("nobody died").is_ok());
+        assert_eq!(stage.forked().await.map(|(_, count)| count), Some(1));
+    });
+}
+
+#[test]
+fn a_name_that_is_taken_meanwhile_is_not_taken_away() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        stage.die_when("after copy");
+        assert!(stage.fork().await.is_none());
+        stage.create_in_its_place().await;
+        // That nothing is left of the copy is looked at in the end.
+        assert!(stage.forked().await.is_none(), "the one that was made has no snapshot");
+    });
+}
+
+#[test]
+fn a_fork_of_what_never_ran_is_refused() {
+    play(async |stage: &Stage| {
+        stage.create_in_its_place().await;
+        let refused = stage.fork_back().await.expect("nobody died").expect_err("it has no snapshot");
+        assert!(refused.text.contains("no snapshot yet"), "{refused}");
+    });
+}

@@ -164,3 +164,32 @@ async fn an_actor_that_crashes_again_and_again_is_left_alone_ever_longer() {
     assert_eq!(machine.get("space", "a", "/readyz").await.0, 200);
     machine.stop().await;
 }
+
+#[tokio::test]
+async fn a_fork_continues_where_the_other_was_as_somebody_else() {
+    let mut machine = one_counter(2).await;
+    machine.count("space", "a").await;
+    let before = machine.count("space", "a").await;
+    machine.ate(&["fork", "a", "b", "-a", "space"]).await;
+    let (one, other) = (machine.count("space", "a").await, machine.count("space", "b").await);
+    for (reply, name) in [(&one, "a"), (&other, "b")] {
+        assert_eq!((reply.memory, reply.file, reply.actor.as_str()), (3, 3, name), "{reply:?}");
+        assert_eq!(reply.nonce, before.nonce, "the same memory");
+    }
+    assert_ne!(one.launch, other.launch, "each has randomness of its own");
+    assert_ne!(machine.uid("space", "a").await, machine.uid("space", "b").await);
+    let taken = machine.cli(&["fork", "a", "b", "-a", "space"]).await;
+    assert!(taken.code == 1 && taken.stderr.contains("already exists"), "{taken:?}");
+    // Each goes its own way, also over sleep; and neither needs the other.
+    assert_eq!(machine.count("space", "b").await.memory, 4);
+    for name in ["a", "b"] {
+        machine.suspend("space", name).await;
+    }
+    machine.ate(&["delete", "actor", "a", "-a", "space"]).await;
+    let reply = machine.count("space", "b").await;
+    assert_eq!((reply.memory, reply.file), (5, 5), "{reply:?}");
+    machine.create_counter("space", "new").await;
+    let refused = machine.cli(&["fork", "new", "c", "-a", "space"]).await;
+    assert!(refused.code == 1 && refused.stderr.contains("no snapshot yet"), "{refused:?}");
+    machine.stop().await;
+}

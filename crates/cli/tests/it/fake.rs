@@ -397,6 +397,15 @@ impl substrate_server::Substrate for Fake {
         Ok(Response::new(RestartActorResponse { actor }))
     }
 
+    async fn fork_actor(&self, request: Request<ForkActorRequest>) -> Answer<ForkActorResponse> {
+        let ForkActorRequest { atespace, from, to } = request.into_inner();
+        self.moved(Some(ActorRef { atespace: atespace.clone(), name: from }), ActorStatus::Suspended)?;
+        if self.actor(Some(ActorRef { atespace: atespace.clone(), name: to.clone() })).is_ok() {
+            return Err(Status::already_exists(format!("Actor {to} already exists")));
+        }
+        Ok(Response::new(ForkActorResponse { actor: Some(self.put(&atespace, &to, ActorStatus::Suspended)) }))
+    }
+
     async fn unstick_actor(&self, request: Request<UnstickActorRequest>) -> Answer<UnstickActorResponse> {
         let UnstickActorRequest { atespace, name, reason } = request.into_inner();
         let actor = self.moved(Some(ActorRef { atespace, name: name.clone() }), ActorStatus::Suspended)?;

@@ -110,6 +110,15 @@ async fn an_actor_is_restarted_and_by_force_only_if_that_is_said() {
 }
 
 #[tokio::test]
+async fn a_fork_is_a_new_actor_and_never_takes_anothers_name() {
+    let daemon = with_actors();
+    assert_eq!(daemon.ate("fork a1 a9 -a demo -o name").await.ok(), "actor/a9\n");
+    assert_eq!(daemon.ate("fork a1 a2 -a demo").await.failed(1), "error: Actor a2 already exists\n");
+    let missing = daemon.ate("fork a3 a4 -a demo").await.failed(1);
+    assert!(missing.starts_with("error: Actor a3 not found\n  did you mean"), "{missing}");
+}
+
+#[tokio::test]
 async fn what_is_done_by_force_needs_the_word_and_is_listed_with_its_reason() {
     let daemon = with_actors();
     let unstuck = daemon.ate("unstick a1 -a demo --reason hangs").await;

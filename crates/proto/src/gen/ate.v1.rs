@@ -809,6 +809,41 @@ impl ::prost::Name for RestartActorResponse {
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ForkActorRequest {
+    #[prost(string, tag = "1")]
+    pub atespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub from: ::prost::alloc::string::String,
+    /// In the same atespace.
+    #[prost(string, tag = "3")]
+    pub to: ::prost::alloc::string::String,
+}
+impl ::prost::Name for ForkActorRequest {
+    const NAME: &'static str = "ForkActorRequest";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.ForkActorRequest".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.ForkActorRequest".into()
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ForkActorResponse {
+    #[prost(message, optional, tag = "1")]
+    pub actor: ::core::option::Option<super::super::ateapi::Actor>,
+}
+impl ::prost::Name for ForkActorResponse {
+    const NAME: &'static str = "ForkActorResponse";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.ForkActorResponse".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.ForkActorResponse".into()
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnstickActorRequest {
     #[prost(string, tag = "1")]
     pub atespace: ::prost::alloc::string::String,
@@ -1413,6 +1448,32 @@ pub mod substrate_client {
                 .insert(GrpcMethod::new("ate.v1.Substrate", "RestartActor"));
             self.inner.unary(req, path, codec).await
         }
+        /// Makes an actor that continues from the newest snapshot of another, memory and files, with an identity of its own. One
+        /// that runs is suspended for it. ALREADY_EXISTS if there is an actor of the new name.
+        pub async fn fork_actor(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ForkActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ForkActorResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/ate.v1.Substrate/ForkActor",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("ate.v1.Substrate", "ForkActor"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Brings an actor that is on its way out of or into a worker back to its last snapshot, whatever it waits for. For
         /// operators; written down for good. FAILED_PRECONDITION if nothing is under way.
         pub async fn unstick_actor(
@@ -1643,6 +1704,15 @@ pub mod substrate_server {
             request: tonic::Request<super::RestartActorRequest>,
         ) -> std::result::Result<
             tonic::Response<super::RestartActorResponse>,
+            tonic::Status,
+        >;
+        /// Makes an actor that continues from the newest snapshot of another, memory and files, with an identity of its own. One
+        /// that runs is suspended for it. ALREADY_EXISTS if there is an actor of the new name.
+        async fn fork_actor(
+            &self,
+            request: tonic::Request<super::ForkActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ForkActorResponse>,
             tonic::Status,
         >;
         /// Brings an actor that is on its way out of or into a worker back to its last snapshot, whatever it waits for. For
@@ -2246,6 +2316,51 @@ pub mod substrate_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = RestartActorSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/ate.v1.Substrate/ForkActor" => {
+                    #[allow(non_camel_case_types)]
+                    struct ForkActorSvc<T: Substrate>(pub Arc<T>);
+                    impl<
+                        T: Substrate,
+                    > tonic::server::UnaryService<super::ForkActorRequest>
+                    for ForkActorSvc<T> {
+                        type Response = super::ForkActorResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ForkActorRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Substrate>::fork_actor(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ForkActorSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

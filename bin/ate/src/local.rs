@@ -52,7 +52,10 @@ impl Activator for InProcess {
         self.0.activate(key, stale, deadline).await.map(assignment).map_err(|error| match error.code {
             Code::NotFound => ActivateError::NotFound,
             Code::FailedPrecondition => ActivateError::FailedPrecondition(error.text),
-            Code::Unavailable | Code::Aborted => ActivateError::Unavailable,
+            Code::Unavailable | Code::Aborted => match error.retry_after {
+                Some(after) => ActivateError::Resting { text: error.text, after },
+                None => ActivateError::Unavailable,
+            },
             Code::DeadlineExceeded => ActivateError::DeadlineExceeded,
             Code::ResourceExhausted => ActivateError::ResourceExhausted,
             Code::InvalidArgument | Code::AlreadyExists | Code::OutOfRange | Code::Internal => ActivateError::Internal,

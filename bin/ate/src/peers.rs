@@ -86,6 +86,13 @@ impl Replicas {
 /// Whether it is the replica or the way to it that failed, and another may do better.
 fn is_transport(error: &Status) -> bool {
     matches!(error.code(), Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled)
+        && retry_after(error).is_none()
+}
+
+/// When to ask again, said by a replica that knows: then no other knows better.
+fn retry_after(error: &Status) -> Option<std::time::Duration> {
+    let seconds = error.metadata().get("retry-after")?.to_str().ok()?.parse().ok()?;
+    Some(std::time::Duration::from_secs(seconds))
 }
 
 /// A node's registration with the control plane.
@@ -150,7 +157,10 @@ impl Activator for Replicas {
             Code::ResourceExhausted => ActivateError::ResourceExhausted,
             Code::PermissionDenied => ActivateError::PermissionDenied,
             Code::Unauthenticated => ActivateError::Unauthenticated,
-            Code::Unavailable | Code::Aborted | Code::Unknown | Code::Cancelled => ActivateError::Unavailable,
+            Code::Unavailable | Code::Aborted | Code::Unknown | Code::Cancelled => match retry_after(&status) {
+                Some(after) => ActivateError::Resting { text: status.message().to_owned(), after },
+                None => ActivateError::Unavailable,
+            },
             _ => ActivateError::Internal,
         })?;
         assignment(answer.into_inner()).ok_or(ActivateError::Internal)

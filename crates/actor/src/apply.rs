@@ -1,6 +1,6 @@
 use ate_name::{Generation, NodeName, OpId};
 
-use crate::{Actor, Intent, Lease, Phase, SnapshotRef, Start};
+use crate::{Actor, Crashes, Intent, Lease, Phase, SnapshotRef, Start};
 
 /// What happens to an actor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +25,10 @@ pub enum Event {
     Uploaded { prefix: String },
     /// Its worker, its sandbox or the node with its image is gone: it falls back to its last snapshot.
     Lost,
+    /// Its sandbox has ended by itself: it falls back to its last snapshot, and that is counted.
+    Crashed { at: jiff::Timestamp, reason: String },
+    /// Its processes are to start anew when it is woken next.
+    Restart,
     /// The node that held its newest snapshot is gone for good: it falls back to the last durable one.
     LocalLost { node: NodeName },
     /// Its record is an old one, from a backup: whatever was done with it since is unknown, and anything with a generation
@@ -54,9 +58,20 @@ impl Actor {
             (P::Suspended | P::Paused | P::Resuming { lease: None, .. }, E::Bind { lease, op, start }) => {
                 self.generation = self.generation.next();
                 effects.push(Effect::ClaimWorker(lease.clone()));
+                let start = if self.fresh { Start::Fresh } else { start };
                 P::Resuming { lease: Some(lease), op, start, failure: None }
             }
-            (P::Resuming { lease: Some(lease), op, .. }, E::Started { op: done }) if op == done => P::Running { lease },
+            (P::Resuming { lease: Some(lease), op, start, .. }, E::Started { op: done }) if op == done => {
+                // A wish of after this wake began is for the next one.
+                self.fresh &= start != Start::Fresh;
+                P::Running { lease }
+            }
+            (phase, E::Restart) => {
+                self.fresh = true;
+                // Whoever restarts it has looked after it: it need not wait.
+                self.crashes = None;
+                phase
+            }
             (P::Resuming { lease: Some(lease), op, start, .. }, E::Failed { op: failed, reason }) if op == failed => {
                 effects.push(Effect::FreeWorker(lease));
                 P::Resuming { lease: None, op, start, failure: Some(reason) }
@@ -80,6 +95,7 @@ impl Actor {
                 self.snapshots.local = Some((settled, node));
                 self.snapshots.uploading = (intent != Intent::Pause && !durable).then_some(op);
                 self.snapshots.paused = intent == Intent::Pause;
+                self.crashes = None;
                 self.snapshots.resting()
             }
             (phase, E::Uploaded { prefix }) => {
@@ -90,7 +106,13 @@ impl Actor {
                 self.snapshots.uploading = None;
                 phase
             }
-            (P::Resuming { lease: Some(lease), .. } | P::Running { lease } | P::Suspending { lease, .. }, E::Lost) => {
+            (
+                P::Resuming { lease: Some(lease), .. } | P::Running { lease } | P::Suspending { lease, .. },
+                event @ (E::Lost | E::Crashed { .. }),
+            ) => {
+                if let E::Crashed { at, reason } = event {
+                    self.crashes = Some(Crashes::after(self.crashes, at, reason));
+                }
                 effects.push(Effect::FreeWorker(lease));
                 self.snapshots.resting()
             }
@@ -140,6 +162,8 @@ impl Actor {
                 self.snapshots.durable.as_ref().is_some_and(|durable| durable.prefix == *prefix)
             }
             (E::Lost | E::GaveUp { .. }, P::Suspended | P::Paused) => true,
+            (E::Restart, _) => self.fresh,
+            (E::Crashed { at, .. }, _) => self.crashes.as_ref().is_some_and(|crashes| crashes.last == *at),
             (E::Lost, _) => self.generation > generation,
             (E::Restored { past }, _) => self.generation >= *past,
             (E::LocalLost { node }, _) => self.snapshots.local.as_ref().is_none_or(|(_, holder)| holder != node),

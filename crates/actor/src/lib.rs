@@ -17,10 +17,12 @@
 //! that is the fence.
 
 mod apply;
+mod crashes;
 mod phase;
 mod snapshot;
 
 pub use apply::{Effect, Event, Refused};
+pub use crashes::Crashes;
 pub use phase::{Intent, Lease, Phase, Start, Status};
 pub use snapshot::{Scope, SnapshotRef, Snapshots};
 
@@ -42,6 +44,12 @@ pub struct Actor {
     pub phase: Phase,
     #[serde(default)]
     pub snapshots: Snapshots,
+    /// Its next wake starts its processes anew: of its newest snapshot only the files count.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fresh: bool,
+    /// How its sandbox ended by itself, since its last snapshot or restart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crashes: Option<Crashes>,
     /// The key that its snapshots are sealed with, itself sealed. Gone with the record, and the snapshots' meaning with it.
     pub sealed_key: String,
     pub created: jiff::Timestamp,
@@ -67,6 +75,8 @@ impl Actor {
             generation: Generation::NONE,
             phase: Phase::Suspended,
             snapshots: Snapshots::default(),
+            fresh: false,
+            crashes: None,
             sealed_key,
             created,
             unknown: Default::default(),

@@ -50,6 +50,8 @@ pub enum Start {
     Boot,
     /// As `Newest`, but the workload is asked whether it is up: the trial of a golden snapshot.
     Trial,
+    /// At the files of the newest snapshot, else of the golden; its processes start anew.
+    Fresh,
 }
 
 /// Why an actor is saved.

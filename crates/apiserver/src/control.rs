@@ -184,7 +184,7 @@ impl control_server::Control for ControlService {
 }
 
 /// Tokens are the last key of a page, so a list goes on where it was whatever has changed in between.
-fn page_token(token: &str) -> Result<Option<String>, Status> {
+pub(crate) fn page_token(token: &str) -> Result<Option<String>, Status> {
     if token.is_empty() {
         return Ok(None);
     }

@@ -5,6 +5,9 @@ use ate_control::{Code, ControlError, Versioned, WorkerRecord};
 use ate_proto::ateapi;
 use tonic::Status;
 
+/// Seconds, as in HTTP: what is refused now would be refused again before they have passed.
+const RETRY_AFTER: &str = "retry-after";
+
 pub(crate) fn status(error: ControlError) -> Status {
     let code = match error.code {
         Code::InvalidArgument => tonic::Code::InvalidArgument,
@@ -18,7 +21,13 @@ pub(crate) fn status(error: ControlError) -> Status {
         Code::OutOfRange => tonic::Code::OutOfRange,
         Code::Internal => tonic::Code::Internal,
     };
-    Status::new(code, error.text)
+    let mut status = Status::new(code, error.text);
+    if let Some(after) = error.retry_after {
+        status
+            .metadata_mut()
+            .insert(RETRY_AFTER, after.as_millis().div_ceil(1000).to_string().parse().expect("digits"));
+    }
+    status
 }
 
 pub(crate) fn actor(versioned: &Versioned) -> ateapi::Actor {

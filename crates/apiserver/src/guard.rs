@@ -41,6 +41,20 @@ impl<S> Guard<S> {
     }
 }
 
+/// Who speaks, for what is written down of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Caller(pub(crate) String);
+
+impl Caller {
+    fn of(role: Option<&Result<Role, String>>) -> Self {
+        Self(match role {
+            None => "socket".to_owned(),
+            Some(Ok(role)) => role.to_string(),
+            Some(Err(_)) => "no certificate".to_owned(),
+        })
+    }
+}
+
 /// Whether a certificate of this role opens what this permission stands for.
 fn opens(permission: Permission, role: Option<Role>) -> bool {
     match permission {
@@ -66,10 +80,12 @@ where
         self.inner.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request<I>) -> Self::Future {
+    fn call(&mut self, mut request: Request<I>) -> Self::Future {
+        let role = self.role(&request);
+        request.extensions_mut().insert(Caller::of(role.as_ref()));
         let call = request.uri().path().trim_start_matches('/');
         let permission = PERMISSIONS.iter().find(|(name, _)| *name == call).map(|(_, permission)| *permission);
-        if let (Some(permission), Some(role)) = (permission, self.role(&request))
+        if let (Some(permission), Some(role)) = (permission, role)
             && !opens(permission, role.as_ref().ok().copied())
         {
             let caller =
@@ -84,6 +100,13 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_caller_is_named_by_the_way_it_came() {
+        assert_eq!(Caller::of(None), Caller("socket".to_owned()));
+        assert_eq!(Caller::of(Some(&Ok(Role::Cli))), Caller(Role::Cli.to_string()));
+        assert_eq!(Caller::of(Some(&Err("it has none".to_owned()))), Caller("no certificate".to_owned()));
+    }
 
     #[test]
     fn a_part_may_do_its_own_part_only() {

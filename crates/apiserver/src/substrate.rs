@@ -5,10 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_actor::Phase;
-use ate_control::{Applied, Assigned, AssignmentUpdate, Changed, Control, Registration, Renewal, Versioned};
-use ate_name::{ActorKey, AtespaceName, Generation, NodeName, ObjectKey, SessionId};
+use ate_control::{
+    Applied, Asked, Assigned, AssignmentUpdate, Changed, Control, MAX_PAGE, Registration, Renewal, Versioned, usable,
+};
+use ate_name::{ActorKey, ActorName, AtespaceName, Generation, NodeName, ObjectKey, SessionId};
 use ate_orders::{ExecOrder, Ingress, LogsOrder, Nodes, Output, PortProtocol};
 use ate_proto::ate::v1::*;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures::{Stream, StreamExt};
 use tokio::sync::{broadcast, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
@@ -17,6 +21,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::Info as ServerInfo;
 use crate::convert::{actor, status};
+use crate::guard::Caller;
 
 /// Messages of a stream that the client has not taken yet; whoever produces them then waits.
 const STREAM_BUFFER: usize = 64;
@@ -46,6 +51,17 @@ fn key(atespace: &str, name: &str) -> Result<ActorKey, Status> {
 
 fn atespace(text: String) -> Result<AtespaceName, Status> {
     AtespaceName::parse(text).map_err(|error| Status::invalid_argument(format!("invalid atespace: {error}")))
+}
+
+/// An actor that people may do something to.
+fn own(atespace: &str, name: &str) -> Result<ActorKey, Status> {
+    let key = key(atespace, name)?;
+    usable(&key).map_err(status)?;
+    Ok(key)
+}
+
+fn caller<T>(request: &Request<T>) -> String {
+    request.extensions().get::<Caller>().map_or_else(|| "unknown".to_owned(), |caller| caller.0.clone())
 }
 
 fn kind(text: &str) -> Result<ate_object::Kind, Status> {
@@ -275,6 +291,61 @@ impl substrate_server::Substrate for SubstrateService {
         }
         self.control.set_quota(&name, quota).await.map_err(status)?;
         self.quota_status(&name).await
+    }
+
+    async fn restart_actor(&self, request: Request<RestartActorRequest>) -> Answer<RestartActorResponse> {
+        let RestartActorRequest { atespace, name, force } = request.into_inner();
+        let key = own(&atespace, &name)?;
+        let restarted = self.control.restart_actor(&key, force).await.map_err(status)?;
+        Ok(Response::new(RestartActorResponse { actor: Some(actor(&restarted)) }))
+    }
+
+    async fn fork_actor(&self, request: Request<ForkActorRequest>) -> Answer<ForkActorResponse> {
+        let ForkActorRequest { atespace, from, to } = request.into_inner();
+        let from = own(&atespace, &from)?;
+        let to = ActorName::parse(to).map_err(|error| Status::invalid_argument(format!("invalid name: {error}")))?;
+        let to = ActorKey::new(from.atespace.clone(), to);
+        let forked = self.control.fork_actor(&from, &to).await.map_err(status)?;
+        Ok(Response::new(ForkActorResponse { actor: Some(actor(&forked)) }))
+    }
+
+    async fn unstick_actor(&self, request: Request<UnstickActorRequest>) -> Answer<UnstickActorResponse> {
+        let caller = caller(&request);
+        let UnstickActorRequest { atespace, name, reason } = request.into_inner();
+        let key = own(&atespace, &name)?;
+        let asked = Asked::by(caller, reason).map_err(status)?;
+        let (unstuck, silent) = self.control.unstick_actor(&key, &asked).await.map_err(status)?;
+        let silent_node = silent.map(|node| node.to_string()).unwrap_or_default();
+        Ok(Response::new(UnstickActorResponse { actor: Some(actor(&unstuck)), silent_node }))
+    }
+
+    async fn force_delete_actor(&self, request: Request<ForceDeleteActorRequest>) -> Answer<ForceDeleteActorResponse> {
+        let caller = caller(&request);
+        let ForceDeleteActorRequest { atespace, name, reason } = request.into_inner();
+        let key = own(&atespace, &name)?;
+        let asked = Asked::by(caller, reason).map_err(status)?;
+        let silent = self.control.force_delete_actor(&key, &asked).await.map_err(status)?;
+        let silent_node = silent.map(|node| node.to_string()).unwrap_or_default();
+        Ok(Response::new(ForceDeleteActorResponse { silent_node }))
+    }
+
+    async fn list_audit(&self, request: Request<ListAuditRequest>) -> Answer<ListAuditResponse> {
+        let ListAuditRequest { page_size, page_token } = request.into_inner();
+        let limit = if page_size == 0 { MAX_PAGE } else { page_size as usize };
+        let after = crate::control::page_token(&page_token)?;
+        let (entries, next) = self.control.list_audit(after.as_deref(), limit).await.map_err(status)?;
+        let entries = entries.into_iter().map(|entry| AuditEntry {
+            time: Some(timestamp(entry.time)),
+            call: entry.call,
+            atespace: entry.actor.atespace.to_string(),
+            name: entry.actor.name.to_string(),
+            uid: entry.uid.to_string(),
+            caller: entry.caller,
+            reason: entry.reason,
+            detail: entry.detail,
+        });
+        let next_page_token = next.map(|token| URL_SAFE_NO_PAD.encode(token)).unwrap_or_default();
+        Ok(Response::new(ListAuditResponse { entries: entries.collect(), next_page_token }))
     }
 
     async fn renew_node(&self, request: Request<RenewNodeRequest>) -> Answer<RenewNodeResponse> {

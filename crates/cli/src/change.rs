@@ -1,6 +1,7 @@
 //! Verbs that change one actor or atespace.
 
 use ate_object::{DEFAULT_NAMESPACE, Kind};
+use ate_proto::ate::v1::{ForkActorRequest, RestartActorRequest};
 use ate_proto::ateapi::{
     CreateActorRequest, CreateAtespaceRequest, PauseActorRequest, ResumeActorRequest, Selector, SuspendActorRequest,
     UpdateActorRequest,
@@ -114,6 +115,39 @@ pub struct ResumeArgs {
     boot: bool,
 }
 
+#[derive(Debug, clap::Args)]
+#[command(override_usage = "ate restart [actor] <NAME> -a <ATESPACE> [--force]")]
+#[command(after_help = "Its processes end and start anew; the files of its durable directory are kept.
+
+Examples:
+  ate restart my-actor -a demo
+  ate restart my-actor -a demo --force   with the files of its last snapshot: what it did since then is lost")]
+pub struct RestartArgs {
+    #[command(flatten)]
+    actor: ActorArgs,
+    /// Do not save what runs, neither memory nor files
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "It has the memory and the files of the other's newest snapshot, and a name, uid and key of its own. One that
+runs is suspended for it, and woken by its next request.
+
+Examples:
+  ate fork my-actor what-if -a demo"
+)]
+pub struct ForkArgs {
+    /// The actor to continue from
+    from: String,
+    /// The new one: lower-case letters, digits and '-', at most 63
+    to: String,
+    /// The atespace of both
+    #[arg(short, long)]
+    atespace: String,
+}
+
 fn label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
@@ -180,4 +214,20 @@ pub(crate) async fn pause(args: ActorArgs, session: &mut Session<'_>) -> Result<
     let answer = session.control.pause_actor(PauseActorRequest { actor_ref }).await;
     let paused = session.answer(answer)?.actor;
     session.show_actors(paused.into_iter().collect()).await
+}
+
+pub(crate) async fn restart(args: RestartArgs, session: &mut Session<'_>) -> Result<(), CliError> {
+    let actor = session.actor(&args.actor.atespace, args.actor.name()?);
+    let request = RestartActorRequest { atespace: actor.atespace, name: actor.name, force: args.force };
+    let answer = session.substrate.restart_actor(request).await;
+    let restarted = session.answer(answer)?.actor;
+    session.show_actors(restarted.into_iter().collect()).await
+}
+
+pub(crate) async fn fork(args: ForkArgs, session: &mut Session<'_>) -> Result<(), CliError> {
+    let from = session.actor(&args.atespace, &args.from);
+    let request = ForkActorRequest { atespace: from.atespace, from: from.name, to: args.to };
+    let answer = session.substrate.fork_actor(request).await;
+    let forked = session.answer(answer)?.actor;
+    session.show_actors(forked.into_iter().collect()).await
 }

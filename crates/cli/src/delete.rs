@@ -5,17 +5,19 @@ use ate_proto::ate::v1::DeleteObjectRequest;
 use ate_proto::ateapi::{DeleteActorRequest, DeleteAtespaceRequest};
 
 use crate::errors::CliError;
+use crate::force;
 use crate::get::object_namespace;
 use crate::manifests;
 use crate::session::{Session, Target};
 use crate::words::Noun;
 
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "ate delete [actor] <NAME> -a <ATESPACE>
+#[command(override_usage = "ate delete [actor] <NAME> -a <ATESPACE> [--force [--reason <TEXT>]]
        ate delete <KIND> <NAME> [-n <NAMESPACE>]
        ate delete -f <FILE>...")]
 #[command(after_help = "Examples:
   ate delete my-actor -a demo
+  ate delete my-actor -a demo --force --reason \"its node burnt down\"
   ate delete atespace demo
   ate delete template counter -n default
   ate delete -f demos/counter/")]
@@ -32,6 +34,12 @@ pub struct DeleteArgs {
     /// Delete what this file or directory declares; - reads standard input; may be repeated
     #[arg(short, long, value_name = "FILE", conflicts_with_all = ["words", "atespace"])]
     file: Vec<PathBuf>,
+    /// Delete the actor whatever it is doing, also if its node is silent; written down for `ate audit`
+    #[arg(long, conflicts_with = "file")]
+    force: bool,
+    /// Why, for those who read the audit later
+    #[arg(long, value_name = "TEXT", requires = "force")]
+    reason: Option<String>,
 }
 
 pub(crate) async fn run(args: DeleteArgs, session: &mut Session<'_>) -> Result<(), CliError> {
@@ -39,14 +47,21 @@ pub(crate) async fn run(args: DeleteArgs, session: &mut Session<'_>) -> Result<(
         return declared(args, session).await;
     }
     let (noun, name) = named(&args.words)?;
+    if args.force && noun != Noun::Actors {
+        return Err(CliError::Usage("only actors can be deleted by force".to_owned()));
+    }
     let said = match noun {
         Noun::Actors => {
             let atespace = args
                 .atespace
                 .ok_or_else(|| CliError::Usage(format!("in which atespace is actor {name:?}? Name it with -a")))?;
-            let actor_ref = Some(session.actor(&atespace, &name));
-            let answer = session.control.delete_actor(DeleteActorRequest { actor_ref }).await;
-            session.answer(answer)?;
+            if args.force {
+                force::delete(&atespace, &name, args.reason.unwrap_or_default(), session).await?;
+            } else {
+                let actor_ref = Some(session.actor(&atespace, &name));
+                let answer = session.control.delete_actor(DeleteActorRequest { actor_ref }).await;
+                session.answer(answer)?;
+            }
             format!("actor {name:?} deleted\n")
         }
         Noun::Atespaces => {

@@ -1,7 +1,7 @@
 //! The verbs of `ate` that talk to the API: everything a person or a script does with a running instance.
 //!
 //! ```text
-//!   Verb ─▶ run ─▶ get · watch · change · delete · apply · logs · exec · history
+//!   Verb ─▶ run ─▶ get · watch · change · delete · apply · logs · exec · history · force
 //!                     │ words.rs    what the arguments mean         │ show.rs, table.rs, human.rs   what is printed
 //!                     ▼                                             ▼
 //!                  Session ── connect.rs: unix socket or TLS     Terminal: data on stdout, the rest on stderr
@@ -15,6 +15,7 @@ mod connect;
 mod delete;
 mod errors;
 mod exec;
+mod force;
 mod get;
 mod history;
 mod human;
@@ -31,10 +32,11 @@ mod words;
 use std::path::PathBuf;
 
 pub use apply::ApplyArgs;
-pub use change::{ActorArgs, CreateArgs, ResumeArgs, UpdateArgs};
+pub use change::{ActorArgs, CreateArgs, ForkArgs, RestartArgs, ResumeArgs, UpdateArgs};
 pub use connect::{Endpoint, EndpointError};
 pub use delete::DeleteArgs;
 pub use exec::ExecArgs;
+pub use force::{AuditArgs, UnstickArgs};
 pub use get::GetArgs;
 pub use history::HistoryArgs;
 pub use logs::LogsArgs;
@@ -120,6 +122,10 @@ pub enum Verb {
     #[command(override_usage = "ate pause [actor] <NAME> -a <ATESPACE>")]
     #[command(after_help = "Examples:\n  ate pause my-actor -a demo")]
     Pause(ActorArgs),
+    /// Start an actor's processes anew, on the files that it has
+    Restart(RestartArgs),
+    /// Make an actor that continues from another's newest snapshot
+    Fork(ForkArgs),
     /// Delete an actor, an atespace, an object, or what files declare
     Delete(DeleteArgs),
     /// Create or change the templates, pools and configs that files declare
@@ -132,6 +138,10 @@ pub enum Verb {
     History(HistoryArgs),
     /// Show or change what an atespace may use
     Quota(QuotaArgs),
+    /// Bring an actor that is stuck on its way back to its last snapshot
+    Unstick(UnstickArgs),
+    /// Show what operators have done by force
+    Audit(AuditArgs),
     /// Print a script that completes commands in a shell
     #[command(after_help = "Examples:
   source <(ate completion bash)
@@ -200,12 +210,16 @@ async fn ask(verb: Verb, session: &mut Session<'_>) -> Result<u8, CliError> {
         Verb::Resume(args) => change::resume(args, session).await?,
         Verb::Suspend(args) => change::suspend(args, session).await?,
         Verb::Pause(args) => change::pause(args, session).await?,
+        Verb::Restart(args) => change::restart(args, session).await?,
+        Verb::Fork(args) => change::fork(args, session).await?,
         Verb::Delete(args) => delete::run(args, session).await?,
         Verb::Apply(args) => apply::run(args, session).await?,
         Verb::Logs(args) => logs::run(args, session).await?,
         Verb::Exec(args) => return exec::run(args, session).await,
         Verb::History(args) => history::run(args, session).await?,
         Verb::Quota(args) => quota::run(args, session).await?,
+        Verb::Unstick(args) => force::unstick(args, session).await?,
+        Verb::Audit(args) => force::audit(args, session).await?,
         Verb::Completion { .. } | Verb::Admin { .. } => unreachable!("these need no session and have been done"),
     }
     Ok(0)
@@ -295,6 +309,8 @@ mod tests {
             ("ate create actor a -t x -a demo --selector novalue", "write key=value"),
             ("ate apply", "--file"),
             ("ate exec a -a demo", "COMMAND"),
+            ("ate delete a -a demo --reason x", "--force"),
+            ("ate delete -f x.yaml --force", "cannot be used with"),
             ("ate get actors -A --endpoint http://x:1", "unix:///path"),
         ] {
             let error = Cli::try_parse_from(line.split(' ')).expect_err(line);

@@ -101,7 +101,7 @@ impl Control {
         if !is_golden(key) {
             change = change.put(made_from_key(made_from.uid, key), Vec::new());
         }
-        let change = self.count_created(change, key)?;
+        let change = self.count_created(change, &actor)?;
         let change = self.with_history(change, &actor, 1, None, Note::new("Created"));
         match self.store.commit(change).await {
             Ok(_) => Ok(Versioned { actor, version: 1 }),

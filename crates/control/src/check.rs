@@ -132,7 +132,7 @@ impl Check {
                 match operation.job {
                     Job::Actor(key) => drop(self.operations.insert(operation.op, key)),
                     Job::Forget(forget) => self.going.extend(forget.gone),
-                    Job::Golden(_) => {}
+                    Job::Golden(_) | Job::Fork(_) => {}
                 }
             }
             Kind::Template => {

@@ -148,6 +148,7 @@ impl Control {
             Job::Actor(key) => self.drive_actor(driver, &key).await,
             Job::Forget(forget) => self.forget(&driver, &forget).await,
             Job::Golden(template) => self.drive_golden(&driver, &template).await,
+            Job::Fork(fork) => self.finish_fork(driver, *fork).await.map(drop),
         }
     }
 

@@ -21,11 +21,13 @@ pub enum Code {
 pub struct ControlError {
     pub code: Code,
     pub text: String,
+    /// It would be refused again before this has passed.
+    pub retry_after: Option<std::time::Duration>,
 }
 
 impl ControlError {
     pub fn new(code: Code, text: impl Into<String>) -> Self {
-        Self { code, text: text.into() }
+        Self { code, text: text.into(), retry_after: None }
     }
 
     pub fn invalid(text: impl Into<String>) -> Self {

@@ -60,9 +60,20 @@ impl Control {
         event: Event,
         note: Note,
     ) -> Result<Read<Actor>, ControlError> {
+        self.transition_with(Change::new(), read, event, note).await
+    }
+
+    /// The same together with another change: both happen, or none.
+    pub(crate) async fn transition_with(
+        self: &Arc<Self>,
+        change: Change,
+        read: &Read<Actor>,
+        event: Event,
+        note: Note,
+    ) -> Result<Read<Actor>, ControlError> {
         let (actor, effects) = read.value.clone().apply(event.clone()).map_err(|_| ControlError::conflict())?;
         let value = read.rewritten(&actor);
-        let mut change = Change::new().replace(&read.record, value.clone());
+        let mut change = change.replace(&read.record, value.clone());
         for effect in effects {
             change = self.with_effect(change, &actor, effect).await?;
         }
@@ -174,7 +185,12 @@ impl Control {
         }
     }
 
-    async fn with_effect(&self, change: Change, actor: &Actor, effect: Effect) -> Result<Change, ControlError> {
+    pub(crate) async fn with_effect(
+        &self,
+        change: Change,
+        actor: &Actor,
+        effect: Effect,
+    ) -> Result<Change, ControlError> {
         let (lease, claim) = match &effect {
             Effect::ClaimWorker(lease) => (lease, true),
             Effect::FreeWorker(lease) => (lease, false),

@@ -9,20 +9,26 @@
 //!   ResumeActor, Activate ─▶ resume.rs ─┐                        ┌─▶ store: actor + worker + operation + history
 //!   SuspendActor, idle    ─▶ save.rs   ─┼─▶ Actor::apply ─▶ ledger.rs
 //!   node events           ─▶ watch.rs  ─┘        (pure)          └─▶ feed ─▶ follow.rs ─▶ assignments, waiters
+//!   RestartActor, ForkActor ─▶ restart.rs, fork.rs: a save and a wake, a copy and a new actor
+//!   UnstickActor, ForceDeleteActor ─▶ force.rs, with audit.rs: whatever is under way
 //!   apply -f              ─▶ catalog.rs ─▶ golden.rs: first snapshot of a template
 //! ```
 
 mod actors;
 mod assignments;
 mod atespaces;
+mod audit;
 mod catalog;
 mod check;
 mod counters;
+mod crashes;
 mod drain;
 mod drive;
 mod error;
 mod follow;
+mod force;
 mod forget;
+mod fork;
 mod golden;
 mod idle;
 mod ledger;
@@ -31,6 +37,7 @@ mod quota;
 mod reconcile;
 mod records;
 mod replicas;
+mod restart;
 mod restored;
 mod resume;
 mod save;
@@ -48,6 +55,7 @@ use parking_lot::Mutex;
 
 pub use actors::{ActorChange, Changed, MAX_PAGE, Versioned, status_name, usable};
 pub use assignments::{Assigned, AssignmentUpdate};
+pub use audit::{Asked, AuditEntry};
 pub use catalog::{Applied, Template, TemplatePhase, TemplateStatus};
 pub use check::{Check, Finding, Findings};
 pub use counters::Sample;

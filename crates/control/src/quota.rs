@@ -145,12 +145,14 @@ pub(crate) fn exceeded(guard: &Guard) -> Option<ControlError> {
 
 impl Control {
     /// Counts an actor that is created.
-    pub(crate) fn count_created(&self, change: Change, key: &ActorKey) -> Result<Change, ControlError> {
-        if is_golden(key) {
+    pub(crate) fn count_created(&self, change: Change, actor: &Actor) -> Result<Change, ControlError> {
+        let atespace = &actor.key.atespace;
+        if is_golden(&actor.key) {
             return Ok(change);
         }
-        let change = add(change, &key.atespace, ACTORS, 1);
-        room_for_one(change, &key.atespace, ACTORS, self.quota_of(&key.atespace).actors)
+        let change = add(change, atespace, ACTORS, 1);
+        let change = add(change, atespace, BYTES, difference(0, snapshot_bytes(actor)));
+        room_for_one(change, atespace, ACTORS, self.quota_of(atespace).actors)
     }
 
     /// Counts an actor that is deleted.

@@ -95,6 +95,10 @@ impl Control {
     /// A snapshot that is nowhere else is kept for the actor that refers to it.
     async fn check_snapshot(&self, node: &NodeName, prefix: String) -> Result<(), ControlError> {
         let Ok(key) = SnapshotKey::parse(&prefix) else { return Ok(()) };
+        // Or for the actor that is being made from it. In this order: the one commit that ends the operation makes the actor.
+        if self.store.get(&operation_key(key.id.op)).await?.is_some() {
+            return Ok(());
+        }
         let actor = self.actor_if_any(&key.actor).await?;
         let referred = actor.is_some_and(|read| {
             read.value.uid == key.id.actor && read.value.references().any(|snapshot| snapshot.prefix == prefix)

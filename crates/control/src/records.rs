@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use ate_actor::{Actor, Lease};
+use ate_actor::{Actor, Lease, SnapshotRef};
 use ate_name::{
-    ActorKey, ActorUid, AtespaceName, Generation, NodeName, ObjectKey, OpId, ReplicaId, SessionId, TemplateUid,
+    ActorKey, ActorUid, AtespaceName, Generation, Labels, NodeName, ObjectKey, OpId, ReplicaId, SessionId, TemplateUid,
     WorkerUid,
 };
 use ate_orders::{Ingress, Phase};
@@ -152,6 +152,28 @@ pub(crate) enum Job {
     Forget(Forget),
     /// Make the golden snapshot of a template.
     Golden(ObjectKey),
+    /// Make an actor that continues from what another has.
+    Fork(Box<Fork>),
+}
+
+/// An actor to be, and the snapshot that its first one is copied from. The copy is named after the operation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Fork {
+    pub(crate) from: ActorKey,
+    /// The very actor: one that is made later under the name is another.
+    pub(crate) from_uid: ActorUid,
+    pub(crate) from_key: String,
+    pub(crate) source: SnapshotRef,
+    /// Who copies it.
+    pub(crate) node: NodeName,
+    pub(crate) to: ActorKey,
+    pub(crate) uid: ActorUid,
+    pub(crate) sealed_key: String,
+    pub(crate) template: ObjectKey,
+    pub(crate) template_uid: TemplateUid,
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub(crate) selector: Labels,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

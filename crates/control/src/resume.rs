@@ -131,6 +131,7 @@ impl Control {
         deadline: Instant,
         patient: bool,
     ) -> Result<Assigned, ControlError> {
+        self.check_crashes(&read.value)?;
         let read = self.without_lost_copy(read).await?;
         let template = self.template_of(&read.value)?;
         self.await_golden(&read.value, &template, start, deadline).await?;
@@ -378,10 +379,11 @@ impl Control {
             |snapshot: &SnapshotRef| Some(SnapshotAt { prefix: snapshot.prefix.clone(), manifest: snapshot.manifest? });
         let own = actor.snapshots.base().and_then(|(snapshot, _)| at(snapshot));
         let golden = template.status.golden.as_ref().filter(|_| *start != Start::Boot).and_then(at);
+        let fresh = *start == Start::Fresh;
         let source = match (own, golden) {
             // The golden actor's own snapshot is the golden.
-            (Some(at), _) => Source::Snapshot { golden: is_golden(&actor.key), at },
-            (None, Some(at)) => Source::Snapshot { golden: true, at },
+            (Some(at), _) => Source::Snapshot { golden: is_golden(&actor.key), at, fresh },
+            (None, Some(at)) => Source::Snapshot { golden: true, at, fresh },
             (None, None) => Source::Boot { runtime: self.runtime(&lease.pool)? },
         };
         let order = Activate {

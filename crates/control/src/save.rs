@@ -328,6 +328,8 @@ impl Control {
         let scope = match (intent, config.on_pause, config.on_commit) {
             (Intent::Pause, ate_object::Scope::Data, _)
             | (Intent::Suspend | Intent::Idle, _, ate_object::Scope::Data) => Scope::Data,
+            // Nobody will want its memory.
+            _ if actor.fresh && template.object.spec.durable_dir().is_some() => Scope::Data,
             _ => Scope::Full,
         };
         let prefix = SnapshotKey { location, actor: actor.key.clone(), id }.to_string();

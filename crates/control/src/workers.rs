@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ate_actor::{Actor, Event, Lease};
 use ate_name::{ActorKey, Generation, NodeName, ObjectKey, WorkerUid};
-use ate_orders::{Identity, NodeEvent, WorkerReport};
+use ate_orders::{Exit, Identity, NodeEvent, WorkerReport};
 use ate_placement::{Resident, State, Worker};
 use ate_store::{Change, CommitError, Kind, Record};
 
@@ -150,13 +150,36 @@ impl Control {
         generation: Generation,
         why: &str,
     ) -> Result<(), ControlError> {
+        self.without_sandbox(key, generation, Event::Lost, Note::because("Lost", why)).await
+    }
+
+    /// The sandbox of this generation has ended without being told to. What ended it from outside is not its own fault.
+    async fn ended(self: &Arc<Self>, key: &ActorKey, generation: Generation, exit: &Exit) -> Result<(), ControlError> {
+        let reason = exit.to_string();
+        match exit {
+            Exit::Killed => self.lost(key, generation, &reason).await,
+            Exit::Code(_) | Exit::Signal(_) | Exit::OutOfMemory => {
+                let note = Note::because("Crashed", reason.clone());
+                let event = Event::Crashed { at: self.world.now(), reason };
+                self.without_sandbox(key, generation, event, note).await
+            }
+        }
+    }
+
+    async fn without_sandbox(
+        self: &Arc<Self>,
+        key: &ActorKey,
+        generation: Generation,
+        event: Event,
+        note: Note,
+    ) -> Result<(), ControlError> {
         loop {
             let Some(read) = self.actor_if_any(key).await? else { return Ok(()) };
             let Some(lease) = read.value.lease().cloned() else { return Ok(()) };
             if read.value.generation != generation {
                 return Ok(());
             }
-            match self.transition(&read, Event::Lost, Note::because("Lost", why)).await {
+            match self.transition(&read, event.clone(), note.clone()).await {
                 Err(error) if error.is_conflict() => {}
                 Ok(_) => {
                     self.free(&lease);
@@ -210,9 +233,7 @@ impl Control {
                 let record =
                     self.store.get(&worker_key(worker)).await?.map(Read::<WorkerRecord>::decode).transpose()?;
                 match record.and_then(|read| read.value.assigned) {
-                    Some(assignee) if assignee.uid == actor => {
-                        self.lost(&assignee.key, generation, &exit.to_string()).await
-                    }
+                    Some(assignee) if assignee.uid == actor => self.ended(&assignee.key, generation, &exit).await,
                     _ => Ok(()),
                 }
             }

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use ate_name::{ActorUid, Generation, NodeName, OpId, WorkerUid};
 use ate_orders::{
-    Activate, Activated, Capture, Captured, ExecOrder, Exit, LogsOrder, NodeError, NodeReport, Nodes, Output, Phase,
-    SnapshotOrder, Source, Stored,
+    Activate, Activated, Capture, Captured, CopyOrder, ExecOrder, Exit, LogsOrder, NodeError, NodeReport, Nodes,
+    Output, Phase, SnapshotOrder, Source, Stored,
 };
 use ate_snapshot::{
     ActorIdentity, Asset, DataKey, Expectation, Host, InstanceKey, Manifest, Scope, SecretExposure, SnapshotKey,
@@ -197,10 +197,14 @@ impl Node {
             cpu_features: self.host.cpu_features.clone(),
             platform: PLATFORM.to_owned(),
         };
+        let scope = match order.source {
+            Source::Snapshot { fresh: true, .. } => Scope::Data,
+            _ => manifest.scope,
+        };
         let expectation = Expectation {
             actor: order.identity.uid,
             template: TemplateIdentity { uid: order.workload.template_uid, key: order.workload.template.clone() },
-            scope: manifest.scope,
+            scope,
             generation: order.identity.generation,
             workload: blueprint.ran.workload,
         };
@@ -210,29 +214,30 @@ impl Node {
             false => Some(self.unseal(&order.sealed_key, order.identity.uid)?),
         };
         let (node, data_key) = (Arc::clone(self), Arc::new(data_key));
-        match node.clone().read_in(key.clone(), manifest.clone(), data_key.clone()).await {
+        match node.clone().read_in(key.clone(), manifest.clone(), data_key.clone(), scope).await {
             Err(SnapshotError::Unusable { reason, .. }) if self.snapshots.has_tier() => {
                 tracing::warn!(snapshot = %key, reason, "the copy on this disk is damaged: fetching it again");
                 self.snapshots.fetch_again(&key, &manifest).await.map_err(unusable)?;
-                node.read_in(key, manifest, data_key).await.map_err(unusable)
+                node.read_in(key, manifest, data_key, scope).await.map_err(unusable)
             }
             other => other.map_err(unusable),
         }
     }
 
-    /// Decodes a snapshot of this disk.
+    /// Decodes as much of a snapshot of this disk as is wanted.
     async fn read_in(
         self: Arc<Self>,
         key: SnapshotKey,
         manifest: Manifest,
         data_key: Arc<Option<DataKey>>,
+        scope: Scope,
     ) -> Result<Loaded, SnapshotError> {
         let name = key.to_string();
         let read = tokio::task::spawn_blocking(move || {
             let data_key = data_key.as_ref().as_ref();
             let archive = self.snapshots.archive(&key, &manifest, data_key)?;
             let data = archive.is_some();
-            let loaded = match manifest.scope {
+            let loaded = match scope {
                 Scope::Data => Loaded { source: link::Source::Boot { data }, memory: None, archive },
                 Scope::Full => {
                     let length = manifest.image.map_or(0, |image| usize::try_from(image.length).unwrap_or(usize::MAX));
@@ -254,7 +259,7 @@ impl Node {
         read.await.map_err(failed)?
     }
 
-    fn unseal(&self, sealed: &str, actor: ActorUid) -> Result<DataKey, NodeError> {
+    pub(crate) fn unseal(&self, sealed: &str, actor: ActorUid) -> Result<DataKey, NodeError> {
         let refused = |error: &dyn std::fmt::Display| {
             NodeError::Refused(format!("the key of the actor's snapshots cannot be used: {error}"))
         };
@@ -601,7 +606,7 @@ fn from_link(error: LinkError) -> NodeError {
     }
 }
 
-fn unusable(error: SnapshotError) -> NodeError {
+pub(crate) fn unusable(error: SnapshotError) -> NodeError {
     match error {
         SnapshotError::Missing { key, .. } => NodeError::NoSnapshot(key),
         error => NodeError::Refused(ate_orders::chain(&error)),
@@ -657,6 +662,10 @@ impl Nodes for LocalNode {
             let _ = handle.link.call(Command::Release { op }, &[]).await;
         }
         Ok(())
+    }
+
+    async fn copy(&self, node: &NodeName, order: CopyOrder) -> Result<Stored, NodeError> {
+        self.check(node)?.run_copy(order).await
     }
 
     async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError> {

@@ -180,10 +180,26 @@ impl Snapshots {
                 .map_err(io("write the archive"))?;
             unsaved.manifest.files.push(ate_snapshot::File { name, role: Role::Durable, stored });
         }
-        unsaved.manifest.encryption =
-            unsaved.key.map(|key| Encryption { algorithm: Algorithm::Aes256GcmStream, key: key.id() });
-        let bytes = unsaved
-            .manifest
+        let (digest, size) = self.complete(key, &mut unsaved.manifest, unsaved.key)?;
+        if unsaved.manifest.golden
+            && let (Some(image), Some(content)) = (unsaved.image, unsaved.manifest.image)
+        {
+            self.keep_base(key, Arc::new(LoadedBase { content, stored: size, bytes: image.to_vec() }));
+        }
+        Ok((digest, size))
+    }
+
+    /// Writes the manifest of a snapshot whose files are there; returns its digest and how much they occupy.
+    pub(crate) fn complete(
+        &self,
+        key: &SnapshotKey,
+        manifest: &mut Manifest,
+        seal: Option<&DataKey>,
+    ) -> Result<(Digest, u64), SnapshotError> {
+        let directory = self.path(key);
+        let io = |what| move |source| SnapshotError::Io { what, key: key.to_string(), source };
+        manifest.encryption = seal.map(|key| Encryption { algorithm: Algorithm::Aes256GcmStream, key: key.id() });
+        let bytes = manifest
             .to_bytes()
             .map_err(|error| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() })?;
         if self.blobs.is_some() {
@@ -191,16 +207,10 @@ impl Snapshots {
             self.only_here.lock().insert(key.clone());
         }
         write_durably(&directory, MANIFEST, &bytes).map_err(io("write the manifest"))?;
-        let size = unsaved.manifest.files.iter().map(|file| file.stored.length).sum();
-        if unsaved.manifest.golden
-            && let (Some(image), Some(content)) = (unsaved.image, unsaved.manifest.image)
-        {
-            self.keep_base(key, Arc::new(LoadedBase { content, stored: size, bytes: image.to_vec() }));
-        }
-        Ok((Content::of(&bytes).digest, size))
+        Ok((Content::of(&bytes).digest, manifest.files.iter().map(|file| file.stored.length).sum()))
     }
 
-    fn write(
+    pub(crate) fn write(
         &self,
         key: &SnapshotKey,
         directory: &Path,
@@ -296,7 +306,7 @@ impl Snapshots {
         Ok(Some(file))
     }
 
-    fn read(
+    pub(crate) fn read(
         &self,
         key: &SnapshotKey,
         manifest: &Manifest,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ate_name::{ActorUid, Generation, NodeName, OpId, WorkerUid};
 use ate_orders::{
-    Activate, Activated, Capture, Captured, ExecOrder, Exit, LogsOrder, NodeError, NodeEvent, NodeReport, Nodes,
-    Output, SnapshotOrder, Stored,
+    Activate, Activated, Capture, Captured, CopyOrder, ExecOrder, Exit, LogsOrder, NodeError, NodeEvent, NodeReport,
+    Nodes, Output, SnapshotOrder, Stored,
 };
 use ate_proto::ate::v1::node_client::NodeClient;
 use ate_proto::ate::v1::{ListenRequest, RunInput, run_input, run_output};
@@ -119,6 +119,10 @@ impl Nodes for RemoteNodes {
 
     async fn release(&self, node: &NodeName, op: OpId) -> Result<(), NodeError> {
         answered!(self.carry(node, Order::Release { op }).await?, Answer::Done => ())
+    }
+
+    async fn copy(&self, node: &NodeName, order: CopyOrder) -> Result<Stored, NodeError> {
+        answered!(self.carry(node, Order::Copy(Box::new(order))).await?, Answer::Stored(stored) => stored)
     }
 
     async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError> {

@@ -1,7 +1,9 @@
 //! What goes over the wire, as JSON.
 
 use ate_name::{ActorUid, Generation, OpId, WorkerUid};
-use ate_orders::{Activate, Activated, Capture, Captured, LogsOrder, NodeError, NodeReport, SnapshotOrder, Stored};
+use ate_orders::{
+    Activate, Activated, Capture, Captured, CopyOrder, LogsOrder, NodeError, NodeReport, SnapshotOrder, Stored,
+};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
@@ -17,6 +19,7 @@ pub(crate) enum Order {
     Abort { worker: WorkerUid, op: OpId },
     Store(SnapshotOrder),
     Release { op: OpId },
+    Copy(Box<CopyOrder>),
     Upload { prefix: String },
     Discard { worker: WorkerUid, actor: ActorUid, generation: Generation },
     Forget { gone: Option<ActorUid>, prefixes: Vec<String> },

@@ -8,9 +8,9 @@ mod node;
 mod workload;
 
 pub use node::{
-    Activate, Activated, Capture, Captured, ExecOrder, Exit, Hosted, Identity, Ingress, LogsOrder, NodeError,
-    NodeEvent, NodeReport, Nodes, Output, Phase, Runtime, RuntimeAsset, SnapshotAt, SnapshotOrder, Source, Stored,
-    WorkerReport,
+    Activate, Activated, Capture, Captured, CopyOrder, ExecOrder, Exit, Hosted, Identity, Ingress, LogsOrder,
+    NodeError, NodeEvent, NodeReport, Nodes, Output, Phase, Runtime, RuntimeAsset, SnapshotAt, SnapshotOrder, Source,
+    Stored, WorkerReport,
 };
 pub use workload::{Container, EgressRule, Port, PortProtocol, Readyz, Workload};
 

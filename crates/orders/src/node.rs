@@ -37,7 +37,13 @@ pub enum Source {
     /// Start from nothing, on the runtime that the pool's config names.
     Boot { runtime: Runtime },
     /// Continue from a snapshot, on the runtime that its manifest names.
-    Snapshot { at: SnapshotAt, golden: bool },
+    Snapshot {
+        at: SnapshotAt,
+        golden: bool,
+        /// Of its files only: the processes start anew.
+        #[serde(default)]
+        fresh: bool,
+    },
 }
 
 /// A snapshot that exists, and how to tell that it is the one that was made.
@@ -87,6 +93,18 @@ pub struct SnapshotOrder {
     pub base: Option<SnapshotAt>,
     /// This is the golden itself: anyone of the template may restore it.
     pub golden: bool,
+    pub sealed_key: String,
+}
+
+/// Make what a snapshot of one actor holds the first snapshot of another.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CopyOrder {
+    pub from: SnapshotAt,
+    /// Whose it is, and the key that it is sealed with, sealed itself.
+    pub from_actor: ActorUid,
+    pub from_key: String,
+    /// Where the copy is to be, which says whose it is, and the key for it.
+    pub prefix: String,
     pub sealed_key: String,
 }
 
@@ -308,6 +326,9 @@ pub trait Nodes: Send + Sync {
 
     /// Nobody will ask for what was captured: it need not be kept.
     async fn release(&self, node: &NodeName, op: OpId) -> Result<(), NodeError>;
+
+    /// Writes a copy of a snapshot, sealed for another actor, to the node's disk. One that is there already is the copy.
+    async fn copy(&self, node: &NodeName, order: CopyOrder) -> Result<Stored, NodeError>;
 
     /// Brings a snapshot that is on the node's disk to durable storage.
     async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError>;

@@ -78,6 +78,9 @@ pub enum ActivateError {
     FailedPrecondition(String),
     #[error("control plane unavailable")]
     Unavailable,
+    /// It is not to be tried again before this has passed. The text reaches the client.
+    #[error("{text}")]
+    Resting { text: String, after: std::time::Duration },
     #[error("not active before the deadline")]
     DeadlineExceeded,
     #[error("permission denied")]

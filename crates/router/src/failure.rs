@@ -36,7 +36,9 @@ impl Failure {
         match self {
             Self::Activate(error) => match error {
                 ActivateError::NotFound => StatusCode::NOT_FOUND,
-                ActivateError::FailedPrecondition(_) | ActivateError::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+                ActivateError::FailedPrecondition(_) | ActivateError::Unavailable | ActivateError::Resting { .. } => {
+                    StatusCode::SERVICE_UNAVAILABLE
+                }
                 ActivateError::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
                 ActivateError::PermissionDenied => StatusCode::FORBIDDEN,
                 ActivateError::Unauthenticated => StatusCode::UNAUTHORIZED,
@@ -56,6 +58,7 @@ impl Failure {
                 ActivateError::NotFound => format!("actor \"{actor}\" not found"),
                 ActivateError::FailedPrecondition(reason) => format!("actor \"{actor}\" unavailable: {reason}"),
                 ActivateError::Unavailable => format!("actor \"{actor}\" unavailable"),
+                ActivateError::Resting { text, .. } => format!("actor \"{actor}\" unavailable: {text}"),
                 ActivateError::DeadlineExceeded => format!("actor \"{actor}\" request timed out"),
                 ActivateError::PermissionDenied => format!("actor \"{actor}\" access denied"),
                 ActivateError::Unauthenticated => format!("actor \"{actor}\" authentication required"),
@@ -86,7 +89,13 @@ impl Failure {
     pub(crate) fn reply(&self, actor: &ActorKey) -> Response<Reply> {
         let status = self.status();
         tracing::debug!(%actor, status = status.as_u16(), failure = ?self, "request refused");
-        text(status, self.text(&actor.name))
+        let mut response = text(status, self.text(&actor.name));
+        if let Self::Activate(ActivateError::Resting { after, .. }) = self {
+            // In whole seconds, and not too early.
+            let seconds = u64::try_from(after.as_millis().div_ceil(1000)).unwrap_or(u64::MAX).max(1);
+            response.headers_mut().insert(RETRY_AFTER, seconds.into());
+        }
+        response
     }
 }
 

@@ -82,6 +82,9 @@ impl Clients {
                 17 if self.world.dice.happens(300) => {
                     drop(self.call(async |replica| replica.control.delete_actor(&key).await).await);
                 }
+                18 if self.world.dice.happens(300) => {
+                    drop(self.call(async |replica| replica.control.restart_actor(&key, false).await).await);
+                }
                 _ => tokio::time::sleep(self.world.dice.between(Duration::ZERO, Duration::from_secs(4))).await,
             }
         }

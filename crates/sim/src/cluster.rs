@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use ate_name::{ActorUid, Digest, Generation, NodeName, ObjectKey, OpId, SessionId, WorkerUid};
 use ate_orders::{
-    Activate, Activated, Capture, Captured, Exit, Hosted, Identity, Ingress, NodeError, NodeEvent, NodeReport,
-    SnapshotOrder, Source, Stored, WorkerReport,
+    Activate, Activated, Capture, Captured, CopyOrder, Exit, Hosted, Identity, Ingress, NodeError, NodeEvent,
+    NodeReport, SnapshotOrder, Source, Stored, WorkerReport,
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -171,6 +171,11 @@ impl Cluster {
         self.durable.lock().contains_key(prefix)
     }
 
+    /// What a durable snapshot has counted.
+    pub(crate) fn durable_count(&self, prefix: &str) -> Option<u64> {
+        self.durable.lock().get(prefix).map(|snapshot| snapshot.app.count)
+    }
+
     // What goes wrong.
 
     pub(crate) fn set_storage_away(&self, away: bool) {
@@ -260,6 +265,10 @@ impl Cluster {
     }
 
     pub(crate) fn kill_sandbox(&self, name: &NodeName) {
+        self.end_sandbox(name, Exit::Killed);
+    }
+
+    pub(crate) fn end_sandbox(&self, name: &NodeName, exit: Exit) {
         let mut nodes = self.nodes.lock();
         let Some(node) = nodes.get_mut(name) else { return };
         let hosts: Vec<_> =
@@ -274,7 +283,7 @@ impl Cluster {
         drop(nodes);
         if up {
             let Identity { uid: actor, generation, .. } = sandbox.identity;
-            self.tell(name, &NodeEvent::Ended { worker, actor, generation, exit: Exit::Killed });
+            self.tell(name, &NodeEvent::Ended { worker, actor, generation, exit });
         }
     }
 
@@ -487,10 +496,14 @@ impl Cluster {
         let fails = self.world.dice.happens(self.world.weather().fails);
         let app = match &order.source {
             Source::Boot { .. } => Ok(App { count: 0, nonce: self.world.dice.draw() }),
-            Source::Snapshot { at, .. } => {
+            Source::Snapshot { at, fresh, .. } => {
                 let here = self.on(name, life, |node| Ok(node.disk.get(&at.prefix).cloned()))?;
                 let found = here.or_else(|| self.durable.lock().get(&at.prefix).cloned());
                 match found {
+                    // The count is in its files, the nonce in its memory.
+                    Some(snapshot) if snapshot.manifest == at.manifest && *fresh => {
+                        Ok(App { nonce: self.world.dice.draw(), ..snapshot.app })
+                    }
                     Some(snapshot) if snapshot.manifest == at.manifest => Ok(snapshot.app),
                     _ => Err(NodeError::NoSnapshot(at.prefix.clone())),
                 }
@@ -617,6 +630,28 @@ impl Cluster {
             for worker in node.workers.values_mut() {
                 worker.retained.remove(&order.op);
             }
+            Ok(stored(manifest))
+        });
+        self.answer(name, life, done).await
+    }
+
+    pub(crate) async fn copy(&self, name: &NodeName, order: &CopyOrder) -> Result<Stored, NodeError> {
+        let life = self.arrive(name).await?;
+        self.world.pass().await;
+        let done = self.on(name, life, |node| {
+            let stored = |manifest| Stored { manifest, bytes: 1000, durable: false };
+            if let Some(there) = node.disk.get(&order.prefix) {
+                return Ok(stored(there.manifest));
+            }
+            let durable = self.durable.lock().get(&order.from.prefix).cloned();
+            let found = node.disk.get(&order.from.prefix).cloned().or(durable);
+            let source = found.filter(|found| found.manifest == order.from.manifest);
+            let source = source.ok_or_else(|| NodeError::NoSnapshot(order.from.prefix.clone()))?;
+            if node.full {
+                return Err(NodeError::Failed("simulated: no space left".into()));
+            }
+            let manifest = source.manifest;
+            node.disk.insert(order.prefix.clone(), Snapshot { uploaded: false, ..source });
             Ok(stored(manifest))
         });
         self.answer(name, life, done).await

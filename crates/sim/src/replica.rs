@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use ate_control::{Control, Keys, Replicas, Settings};
 use ate_name::{ActorUid, Generation, NodeName, OpId, WorkerUid};
 use ate_orders::{
-    Activate, Activated, Capture, Captured, ExecOrder, Exit, LogsOrder, NodeError, NodeReport, Nodes, Output,
-    SnapshotOrder, Stored,
+    Activate, Activated, Capture, Captured, CopyOrder, ExecOrder, Exit, LogsOrder, NodeError, NodeReport, Nodes,
+    Output, SnapshotOrder, Stored,
 };
 use tokio::sync::mpsc;
 
@@ -176,6 +176,16 @@ impl Nodes for NodesWire {
     async fn release(&self, node: &NodeName, op: OpId) -> Result<(), NodeError> {
         self.process.step().await;
         self.cluster.release(node, op).await
+    }
+
+    async fn copy(&self, node: &NodeName, order: CopyOrder) -> Result<Stored, NodeError> {
+        self.process.point("before", "copy").await;
+        let (cluster, name, again) = (Arc::clone(&self.cluster), node.clone(), order.clone());
+        self.double(async move { drop(cluster.copy(&name, &again).await) });
+        let answer = self.cluster.copy(node, &order).await;
+        self.world.say(format_args!("copy {} to {}: {answer:?}", order.from.prefix, order.prefix));
+        self.process.point("after", "copy").await;
+        answer
     }
 
     async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError> {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_actor::{Actor, Intent, Phase};
+use ate_control::{Asked, AuditEntry, ControlError};
 use ate_name::{ActorKey, NodeName};
 
 use crate::replica::Replica;
@@ -86,6 +87,11 @@ impl Stage {
             == Some(true)
     }
 
+    /// At whichever replica lives.
+    pub async fn suspend_elsewhere(&self) {
+        self.simulation.clients.suspend(&self.actor).await;
+    }
+
     pub async fn pause(&self) -> bool {
         self.at_first(async |first| first.control.save_actor(&self.actor, Intent::Pause).await.is_ok()).await
             == Some(true)
@@ -93,6 +99,75 @@ impl Stage {
 
     pub async fn delete(&self) -> bool {
         self.at_first(async |first| first.control.delete_actor(&self.actor).await.is_ok()).await == Some(true)
+    }
+
+    pub async fn restart(&self, force: bool) -> bool {
+        self.at_first(async |first| first.control.restart_actor(&self.actor, force).await.is_ok()).await == Some(true)
+    }
+
+    /// At whichever replica lives.
+    pub async fn restart_elsewhere(&self) -> bool {
+        let restarted =
+            self.simulation.clients.call(async |replica| replica.control.restart_actor(&self.actor, false).await);
+        restarted.await.is_some_and(|restarted| restarted.is_ok())
+    }
+
+    fn copy(&self) -> ActorKey {
+        ActorKey::parse("space", "copy").expect("a name")
+    }
+
+    pub async fn fork(&self) -> Option<Result<Actor, ControlError>> {
+        let forked = self.at_first(async |first| first.control.fork_actor(&self.actor, &self.copy()).await).await;
+        forked.map(|forked| forked.map(|forked| forked.actor))
+    }
+
+    /// The other way round: of the actor that has the fork's name.
+    pub async fn fork_back(&self) -> Option<Result<Actor, ControlError>> {
+        let third = ActorKey::parse("space", "third").expect("a name");
+        let forked = self.at_first(async |first| first.control.fork_actor(&self.copy(), &third).await).await;
+        forked.map(|forked| forked.map(|forked| forked.actor))
+    }
+
+    /// Takes the name that the fork is to have.
+    pub async fn create_in_its_place(&self) {
+        assert!(self.simulation.clients.create(&self.copy()).await);
+    }
+
+    /// The fork, and what its snapshot has counted, once no operation is under way.
+    pub async fn forked(&self) -> Option<(Actor, u64)> {
+        let until = tokio::time::Instant::now() + CALM;
+        while !self.simulation.store.all(ate_store::Kind::Operation).await.is_empty() {
+            assert!(tokio::time::Instant::now() < until, "{}\nit never ended", self.simulation.world.trace());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let actor = self.simulation.store.actor(&self.copy()).await?;
+        let durable = actor.snapshots.durable.as_ref()?.prefix.clone();
+        let count = self.simulation.cluster.durable_count(&durable).expect("what is durable is there");
+        Some((actor, count))
+    }
+
+    pub async fn unstick(&self) -> Option<Result<Actor, ControlError>> {
+        let asked = Asked::by("sim", "it hangs").expect("a line");
+        let unstuck = self.at_first(async |first| first.control.unstick_actor(&self.actor, &asked).await).await;
+        unstuck.map(|unstuck| unstuck.map(|(unstuck, _)| unstuck.actor))
+    }
+
+    pub async fn force_delete(&self) -> bool {
+        let asked = Asked::by("sim", "it is in the way").expect("a line");
+        self.at_first(async |first| first.control.force_delete_actor(&self.actor, &asked).await.is_ok()).await
+            == Some(true)
+    }
+
+    /// What was done by force, as a replica that lives tells it.
+    pub async fn audit(&self) -> Vec<AuditEntry> {
+        let listed = self.simulation.clients.call(async |replica| replica.control.list_audit(None, 100).await).await;
+        listed.expect("a replica lives").expect("the store is there").0
+    }
+
+    /// Whether some worker is said to be the actor's.
+    pub async fn holds_a_worker(&self) -> bool {
+        let workers = self.simulation.store.workers().await;
+        workers.iter().filter_map(|worker| worker.assigned.as_ref()).any(|assignee| assignee.key == self.actor)
     }
 
     /// Whether the first replica has come to where it dies, or comes there soon.
@@ -118,6 +193,16 @@ impl Stage {
                 _ => None,
             })
             .expect("it was answered")
+    }
+
+    /// What the processes that answered last drew when they started.
+    pub fn nonce(&self) -> u64 {
+        let seen = self.simulation.clients.seen.lock();
+        let answered = seen.iter().rev().find_map(|seen| match seen.what {
+            ate_witness::What::Answered { nonce, .. } => Some(nonce),
+            _ => None,
+        });
+        answered.expect("it was answered")
     }
 
     /// Counts, and tells how long that took on the simulated clock.
@@ -151,6 +236,10 @@ impl Stage {
         actor.lease().map(|lease| &lease.node).or(local).expect("it is somewhere").clone()
     }
 
+    pub fn nodes(&self) -> Vec<NodeName> {
+        self.simulation.cluster.names()
+    }
+
     pub fn kill_node(&self, node: &NodeName) {
         self.simulation.cluster.kill_node(node);
     }
@@ -177,6 +266,20 @@ impl Stage {
     pub async fn kill_its_sandbox(&self) {
         let node = self.node().await;
         self.simulation.cluster.kill_sandbox(&node);
+    }
+
+    /// Its workload exits by itself.
+    pub async fn crash(&self) {
+        let node = self.node().await;
+        self.simulation.cluster.end_sandbox(&node, ate_orders::Exit::Code(1));
+        self.until_suspended().await;
+    }
+
+    /// Why a living replica does not wake it, if it does not.
+    pub async fn refusal(&self) -> Option<ControlError> {
+        let woken =
+            self.simulation.clients.call(async |replica| replica.control.resume_actor(&self.actor, false).await);
+        woken.await.expect("a replica lives").err()
     }
 
     pub fn storage_away(&self, away: bool) {

@@ -154,6 +154,12 @@ impl Machine {
         }
     }
 
+    /// Sets a variable of the environment that it starts with next.
+    pub fn set_env(&mut self, name: &str, value: Option<&str>) {
+        self.setting.env.retain(|(known, _)| known != name);
+        self.setting.env.extend(value.map(|value| (name.to_owned(), value.to_owned())));
+    }
+
     /// Where the API is served by TLS, to whoever comes.
     pub fn api(&self) -> SocketAddr {
         self.api.expect("it runs")

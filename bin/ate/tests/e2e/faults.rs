@@ -59,7 +59,7 @@ async fn an_actor_that_exits_is_noticed_and_woken_again() {
     let reply = machine.count("space", "a").await;
     assert_eq!(reply.memory, 1, "it began anew from the golden snapshot: {reply:?}");
     let history = machine.history("space", "a").await;
-    assert!(history.iter().any(|entry| entry.event == "Lost" && entry.detail.contains("code 7")), "{history:?}");
+    assert!(history.iter().any(|entry| entry.event == "Crashed" && entry.detail.contains("code 7")), "{history:?}");
     machine.stop().await;
 }
 

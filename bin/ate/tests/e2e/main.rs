@@ -16,6 +16,7 @@ mod protocols;
 mod public_client;
 mod quotas;
 mod snapshots;
+mod verbs;
 
 /// The binary under test.
 const ATE: &str = env!("CARGO_BIN_EXE_ate");

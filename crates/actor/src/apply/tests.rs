@@ -121,6 +121,52 @@ fn a_failed_start_stays_visible_without_holding_a_worker() {
 }
 
 #[test]
+fn a_restart_is_wished_for_until_a_wake_has_fulfilled_it() {
+    let bind = |n| Event::Bind { lease: lease(n), op: op(n), start: Start::Newest };
+    let start = |actor: &Actor| match &actor.phase {
+        Phase::Resuming { start, .. } => Some(*start),
+        _ => None,
+    };
+    let wished = walk(running(), [Event::Restart, Event::Lost, bind(2)]);
+    assert_eq!((start(&wished), wished.fresh), (Some(Start::Fresh), true));
+    // A wake that fails has not fulfilled it; the next one does.
+    let failed = walk(wished, [Event::Failed { op: op(2), reason: "no".into() }, bind(3)]);
+    assert_eq!((start(&failed), failed.fresh), (Some(Start::Fresh), true));
+    let done = walk(failed, [Event::Started { op: op(3) }]);
+    assert!(!done.fresh);
+    assert_eq!(start(&walk(done, [Event::Lost, bind(4)])), Some(Start::Newest));
+    // What was on its way before the wish does not fulfil it.
+    let late = walk(actor(), [bind(1), Event::Restart, Event::Started { op: op(1) }]);
+    assert!(late.fresh);
+    assert!(!serde_json::to_string(&actor()).unwrap().contains("fresh"), "nothing is written that is not wished for");
+}
+
+#[test]
+fn crashes_in_a_row_are_counted_until_a_snapshot_or_a_restart() {
+    let crash =
+        |second| Event::Crashed { at: jiff::Timestamp::from_second(second).unwrap(), reason: format!("exit {second}") };
+    let wake = |n| [Event::Bind { lease: lease(n), op: op(n), start: Start::Newest }, Event::Started { op: op(n) }];
+    let (once, effects) = running().apply(crash(1)).unwrap();
+    assert_eq!((once.phase.status(), effects), (Status::Suspended, vec![Effect::FreeWorker(lease(1))]));
+    let twice = walk(walk(once, wake(2)), [crash(2)]);
+    let crashes = twice.crashes.clone().unwrap();
+    assert_eq!((crashes.count, crashes.reason.as_str()), (2, "exit 2"));
+    assert_eq!(twice.clone().apply(crash(3)), Err(Refused), "nothing runs that could");
+    assert_eq!(walk(twice.clone(), [Event::Restart]).crashes, None);
+    let lost = walk(walk(twice, wake(3)), [Event::Lost]);
+    assert_eq!(lost.crashes.clone().map(|crashes| crashes.count), Some(2), "the loss of a worker says nothing");
+    let saved = walk(
+        walk(lost, wake(4)),
+        [
+            Event::Save { op: op(5), intent: Intent::Idle, snapshot: snapshot(1) },
+            Event::Captured { op: op(5) },
+            Event::Stored { op: op(5), snapshot: snapshot(1), durable: false },
+        ],
+    );
+    assert_eq!(saved.crashes, None);
+}
+
+#[test]
 fn news_of_another_operation_is_refused() {
     let resuming = walk(actor(), [Event::Bind { lease: lease(1), op: op(1), start: Start::Newest }]);
     for late in [Event::Started { op: op(9) }, Event::Failed { op: op(9), reason: String::new() }] {
@@ -178,6 +224,11 @@ fn any_event() -> impl Strategy<Value = Event> {
         }),
         (0..4u8).prop_map(|s| Event::Uploaded { prefix: format!("s{s}") }),
         Just(Event::Lost),
+        Just(Event::Restart),
+        (0..4i64).prop_map(|second| Event::Crashed {
+            at: jiff::Timestamp::from_second(second).unwrap(),
+            reason: "x".into()
+        }),
         (0..2u8).prop_map(|n| Event::LocalLost { node: NodeName::new(format!("n{n}")) }),
         (0..99u64).prop_map(|past| Event::Restored { past: Generation::new(past) }),
     ]

@@ -25,6 +25,9 @@ pub(crate) struct State {
     /// What a template's status will be, one per look; the last stays.
     pub(crate) phases: VecDeque<serde_json::Value>,
     pub(crate) selectors: Vec<Option<Selector>>,
+    audit: Vec<AuditEntry>,
+    /// Whether by force.
+    pub(crate) restarts: Vec<bool>,
 }
 
 #[derive(Clone)]
@@ -73,6 +76,21 @@ impl Fake {
             "spec": {"sandboxClass": "gvisor", "containers": [{"image": "registry.example/x"}]},
         });
         self.state.lock().unwrap().objects.push(object("ActorTemplate", namespace, name, json.to_string()));
+    }
+
+    fn audited(&self, call: &str, name: &str, reason: String) {
+        let mut state = self.state.lock().unwrap();
+        let seconds = i64::try_from(state.audit.len()).unwrap();
+        state.audit.push(AuditEntry {
+            time: Some(prost_types::Timestamp { seconds, nanos: 0 }),
+            call: call.to_owned(),
+            atespace: "demo".to_owned(),
+            name: name.to_owned(),
+            uid: "u".to_owned(),
+            caller: "socket".to_owned(),
+            reason,
+            detail: "was running".to_owned(),
+        });
     }
 
     fn actor(&self, reference: Option<ActorRef>) -> Result<Actor, Status> {
@@ -382,6 +400,45 @@ impl substrate_server::Substrate for Fake {
             say(exec_response::Output::ExitCode(3)).await;
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn restart_actor(&self, request: Request<RestartActorRequest>) -> Answer<RestartActorResponse> {
+        let RestartActorRequest { atespace, name, force } = request.into_inner();
+        let actor = self.moved(Some(ActorRef { atespace, name }), ActorStatus::Running)?;
+        self.state.lock().unwrap().restarts.push(force);
+        Ok(Response::new(RestartActorResponse { actor }))
+    }
+
+    async fn fork_actor(&self, request: Request<ForkActorRequest>) -> Answer<ForkActorResponse> {
+        let ForkActorRequest { atespace, from, to } = request.into_inner();
+        self.moved(Some(ActorRef { atespace: atespace.clone(), name: from }), ActorStatus::Suspended)?;
+        if self.actor(Some(ActorRef { atespace: atespace.clone(), name: to.clone() })).is_ok() {
+            return Err(Status::already_exists(format!("Actor {to} already exists")));
+        }
+        Ok(Response::new(ForkActorResponse { actor: Some(self.put(&atespace, &to, ActorStatus::Suspended)) }))
+    }
+
+    async fn unstick_actor(&self, request: Request<UnstickActorRequest>) -> Answer<UnstickActorResponse> {
+        let UnstickActorRequest { atespace, name, reason } = request.into_inner();
+        let actor = self.moved(Some(ActorRef { atespace, name: name.clone() }), ActorStatus::Suspended)?;
+        self.audited("UnstickActor", &name, reason);
+        Ok(Response::new(UnstickActorResponse { actor, silent_node: "n1".to_owned() }))
+    }
+
+    async fn force_delete_actor(&self, request: Request<ForceDeleteActorRequest>) -> Answer<ForceDeleteActorResponse> {
+        let ForceDeleteActorRequest { atespace, name, reason } = request.into_inner();
+        self.actor(Some(ActorRef { atespace: atespace.clone(), name: name.clone() }))?;
+        self.remove(&atespace, &name);
+        self.audited("ForceDeleteActor", &name, reason);
+        Ok(Response::new(ForceDeleteActorResponse { silent_node: String::new() }))
+    }
+
+    async fn list_audit(&self, request: Request<ListAuditRequest>) -> Answer<ListAuditResponse> {
+        let state = self.state.lock().unwrap();
+        let from: usize = request.into_inner().page_token.parse().unwrap_or(0);
+        let next_page_token = if from + PAGE < state.audit.len() { (from + PAGE).to_string() } else { String::new() };
+        let entries = state.audit.iter().skip(from).take(PAGE).cloned().collect();
+        Ok(Response::new(ListAuditResponse { entries, next_page_token }))
     }
 
     async fn get_info(&self, _: Request<GetInfoRequest>) -> Answer<Info> {

@@ -99,6 +99,50 @@ async fn an_actor_is_made_woken_put_to_sleep_and_deleted() {
 }
 
 #[tokio::test]
+async fn an_actor_is_restarted_and_by_force_only_if_that_is_said() {
+    let daemon = with_actors();
+    for line in ["restart actor a2 -a demo", "restart a2 -a demo --force"] {
+        assert!(daemon.ate(line).await.ok().contains("STATUS_RUNNING"), "{line}");
+    }
+    assert_eq!(daemon.fake.state.lock().unwrap().restarts, [false, true]);
+    let missing = daemon.ate("restart a3 -a demo").await.failed(1);
+    assert!(missing.starts_with("error: Actor a3 not found\n  did you mean"), "{missing}");
+}
+
+#[tokio::test]
+async fn a_fork_is_a_new_actor_and_never_takes_anothers_name() {
+    let daemon = with_actors();
+    assert_eq!(daemon.ate("fork a1 a9 -a demo -o name").await.ok(), "actor/a9\n");
+    assert_eq!(daemon.ate("fork a1 a2 -a demo").await.failed(1), "error: Actor a2 already exists\n");
+    let missing = daemon.ate("fork a3 a4 -a demo").await.failed(1);
+    assert!(missing.starts_with("error: Actor a3 not found\n  did you mean"), "{missing}");
+}
+
+#[tokio::test]
+async fn what_is_done_by_force_needs_the_word_and_is_listed_with_its_reason() {
+    let daemon = with_actors();
+    let unstuck = daemon.ate("unstick a1 -a demo --reason hangs").await;
+    assert_eq!(unstuck.stderr, "node n1 does not answer: what may still run there is ended once it does\n");
+    assert!(unstuck.code == 0 && unstuck.stdout.contains("STATUS_SUSPENDED"), "{unstuck:?}");
+    daemon.fake.put("demo", "a1", Running);
+    daemon.ate("delete a1 -a demo").await.failed(1);
+    let refused = daemon.ate("delete atespace demo --force").await.failed(2);
+    assert!(refused.contains("only actors"), "{refused}");
+    assert_eq!(daemon.ate("delete actor a1 -a demo --force --reason burnt").await.ok(), "actor \"a1\" deleted\n");
+    assert_eq!(daemon.ate("delete a2 -a demo --force").await.ok(), "actor \"a2\" deleted\n");
+    let expected = "\
+TIME                       CALL               ATESPACE   ACTOR   CALLER   REASON
+1970-01-01T00:00:00.000Z   UnstickActor       demo       a1      socket   hangs
+1970-01-01T00:00:01.000Z   ForceDeleteActor   demo       a1      socket   burnt
+1970-01-01T00:00:02.000Z   ForceDeleteActor   demo       a2      socket
+";
+    assert_eq!(daemon.ate("audit").await.ok(), expected);
+    assert!(daemon.ate("audit -o wide").await.ok().contains("was running"));
+    let json: Value = serde_json::from_str(&daemon.ate("audit -o json").await.ok()).unwrap();
+    assert_eq!(json["entries"][1]["reason"], "burnt");
+}
+
+#[tokio::test]
 async fn a_wrong_name_gets_the_servers_words_and_the_nearest_right_one() {
     let daemon = with_actors();
     daemon.fake.put("demo", "counter-1", Suspended);

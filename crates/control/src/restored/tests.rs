@@ -245,6 +245,9 @@ impl Nodes for Forgotten {
     async fn release(&self, _: &NodeName, _: OpId) -> Result<(), NodeError> {
         Ok(())
     }
+    async fn copy(&self, _: &NodeName, _: ate_orders::CopyOrder) -> Result<Stored, NodeError> {
+        Err(NodeError::WorkerGone)
+    }
     async fn upload(&self, _: &NodeName, _: &str) -> Result<(), NodeError> {
         Ok(())
     }

@@ -773,6 +773,220 @@ impl ::prost::Name for ExecResponse {
         "/ate.v1.ExecResponse".into()
     }
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RestartActorRequest {
+    #[prost(string, tag = "1")]
+    pub atespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// What it has done since its last snapshot is not saved, neither memory nor files.
+    #[prost(bool, tag = "3")]
+    pub force: bool,
+}
+impl ::prost::Name for RestartActorRequest {
+    const NAME: &'static str = "RestartActorRequest";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.RestartActorRequest".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.RestartActorRequest".into()
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RestartActorResponse {
+    #[prost(message, optional, tag = "1")]
+    pub actor: ::core::option::Option<super::super::ateapi::Actor>,
+}
+impl ::prost::Name for RestartActorResponse {
+    const NAME: &'static str = "RestartActorResponse";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.RestartActorResponse".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.RestartActorResponse".into()
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ForkActorRequest {
+    #[prost(string, tag = "1")]
+    pub atespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub from: ::prost::alloc::string::String,
+    /// In the same atespace.
+    #[prost(string, tag = "3")]
+    pub to: ::prost::alloc::string::String,
+}
+impl ::prost::Name for ForkActorRequest {
+    const NAME: &'static str = "ForkActorRequest";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.ForkActorRequest".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.ForkActorRequest".into()
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ForkActorResponse {
+    #[prost(message, optional, tag = "1")]
+    pub actor: ::core::option::Option<super::super::ateapi::Actor>,
+}
+impl ::prost::Name for ForkActorResponse {
+    const NAME: &'static str = "ForkActorResponse";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.ForkActorResponse".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.ForkActorResponse".into()
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnstickActorRequest {
+    #[prost(string, tag = "1")]
+    pub atespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// Why, in a line for those who read the audit later. May be empty.
+    #[prost(string, tag = "3")]
+    pub reason: ::prost::alloc::string::String,
+}
+impl ::prost::Name for UnstickActorRequest {
+    const NAME: &'static str = "UnstickActorRequest";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.UnstickActorRequest".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.UnstickActorRequest".into()
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct UnstickActorResponse {
+    #[prost(message, optional, tag = "1")]
+    pub actor: ::core::option::Option<super::super::ateapi::Actor>,
+    /// The actor's node, if it did not answer in time: what may still run there is ended once it is heard of.
+    #[prost(string, tag = "2")]
+    pub silent_node: ::prost::alloc::string::String,
+}
+impl ::prost::Name for UnstickActorResponse {
+    const NAME: &'static str = "UnstickActorResponse";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.UnstickActorResponse".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.UnstickActorResponse".into()
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ForceDeleteActorRequest {
+    #[prost(string, tag = "1")]
+    pub atespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// As above.
+    #[prost(string, tag = "3")]
+    pub reason: ::prost::alloc::string::String,
+}
+impl ::prost::Name for ForceDeleteActorRequest {
+    const NAME: &'static str = "ForceDeleteActorRequest";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.ForceDeleteActorRequest".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.ForceDeleteActorRequest".into()
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ForceDeleteActorResponse {
+    /// As above.
+    #[prost(string, tag = "1")]
+    pub silent_node: ::prost::alloc::string::String,
+}
+impl ::prost::Name for ForceDeleteActorResponse {
+    const NAME: &'static str = "ForceDeleteActorResponse";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.ForceDeleteActorResponse".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.ForceDeleteActorResponse".into()
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListAuditRequest {
+    /// At most so many; 0 for as many as the server gives.
+    #[prost(uint32, tag = "1")]
+    pub page_size: u32,
+    /// Of the page before this one; empty for the first.
+    #[prost(string, tag = "2")]
+    pub page_token: ::prost::alloc::string::String,
+}
+impl ::prost::Name for ListAuditRequest {
+    const NAME: &'static str = "ListAuditRequest";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.ListAuditRequest".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.ListAuditRequest".into()
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListAuditResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub entries: ::prost::alloc::vec::Vec<AuditEntry>,
+    /// Empty on the last page.
+    #[prost(string, tag = "2")]
+    pub next_page_token: ::prost::alloc::string::String,
+}
+impl ::prost::Name for ListAuditResponse {
+    const NAME: &'static str = "ListAuditResponse";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.ListAuditResponse".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.ListAuditResponse".into()
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AuditEntry {
+    #[prost(message, optional, tag = "1")]
+    pub time: ::core::option::Option<::prost_types::Timestamp>,
+    /// The method, such as ForceDeleteActor.
+    #[prost(string, tag = "2")]
+    pub call: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub atespace: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "5")]
+    pub uid: ::prost::alloc::string::String,
+    /// The role in the caller's certificate; "socket" for who came by the daemon's own; "no certificate".
+    #[prost(string, tag = "6")]
+    pub caller: ::prost::alloc::string::String,
+    /// The caller's own words.
+    #[prost(string, tag = "7")]
+    pub reason: ::prost::alloc::string::String,
+    /// What was found, and done.
+    #[prost(string, tag = "8")]
+    pub detail: ::prost::alloc::string::String,
+}
+impl ::prost::Name for AuditEntry {
+    const NAME: &'static str = "AuditEntry";
+    const PACKAGE: &'static str = "ate.v1";
+    fn full_name() -> ::prost::alloc::string::String {
+        "ate.v1.AuditEntry".into()
+    }
+    fn type_url() -> ::prost::alloc::string::String {
+        "/ate.v1.AuditEntry".into()
+    }
+}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetInfoRequest {}
 impl ::prost::Name for GetInfoRequest {
@@ -1331,6 +1545,134 @@ pub mod substrate_client {
             req.extensions_mut().insert(GrpcMethod::new("ate.v1.Substrate", "SetQuota"));
             self.inner.unary(req, path, codec).await
         }
+        /// Starts an actor's processes anew, on the files of its durable directory. Answers when it runs again; should that
+        /// fail, its next wake is the one that was asked for.
+        pub async fn restart_actor(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RestartActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RestartActorResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/ate.v1.Substrate/RestartActor",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("ate.v1.Substrate", "RestartActor"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Makes an actor that continues from the newest snapshot of another, memory and files, with an identity of its own. One
+        /// that runs is suspended for it. ALREADY_EXISTS if there is an actor of the new name.
+        pub async fn fork_actor(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ForkActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ForkActorResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/ate.v1.Substrate/ForkActor",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("ate.v1.Substrate", "ForkActor"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Brings an actor that is on its way out of or into a worker back to its last snapshot, whatever it waits for. For
+        /// operators; written down for good. FAILED_PRECONDITION if nothing is under way.
+        pub async fn unstick_actor(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UnstickActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnstickActorResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/ate.v1.Substrate/UnstickActor",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("ate.v1.Substrate", "UnstickActor"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Deletes an actor whatever it is doing, also if its node is silent. For operators; written down for good.
+        pub async fn force_delete_actor(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ForceDeleteActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ForceDeleteActorResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/ate.v1.Substrate/ForceDeleteActor",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("ate.v1.Substrate", "ForceDeleteActor"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// What operators have done by force, oldest first.
+        pub async fn list_audit(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListAuditRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListAuditResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/ate.v1.Substrate/ListAudit",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("ate.v1.Substrate", "ListAudit"));
+            self.inner.unary(req, path, codec).await
+        }
         /// A node says that it lives, and learns what is wanted of it. For nodes.
         pub async fn renew_node(
             &mut self,
@@ -1488,6 +1830,49 @@ pub mod substrate_server {
             &self,
             request: tonic::Request<super::SetQuotaRequest>,
         ) -> std::result::Result<tonic::Response<super::QuotaStatus>, tonic::Status>;
+        /// Starts an actor's processes anew, on the files of its durable directory. Answers when it runs again; should that
+        /// fail, its next wake is the one that was asked for.
+        async fn restart_actor(
+            &self,
+            request: tonic::Request<super::RestartActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RestartActorResponse>,
+            tonic::Status,
+        >;
+        /// Makes an actor that continues from the newest snapshot of another, memory and files, with an identity of its own. One
+        /// that runs is suspended for it. ALREADY_EXISTS if there is an actor of the new name.
+        async fn fork_actor(
+            &self,
+            request: tonic::Request<super::ForkActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ForkActorResponse>,
+            tonic::Status,
+        >;
+        /// Brings an actor that is on its way out of or into a worker back to its last snapshot, whatever it waits for. For
+        /// operators; written down for good. FAILED_PRECONDITION if nothing is under way.
+        async fn unstick_actor(
+            &self,
+            request: tonic::Request<super::UnstickActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnstickActorResponse>,
+            tonic::Status,
+        >;
+        /// Deletes an actor whatever it is doing, also if its node is silent. For operators; written down for good.
+        async fn force_delete_actor(
+            &self,
+            request: tonic::Request<super::ForceDeleteActorRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ForceDeleteActorResponse>,
+            tonic::Status,
+        >;
+        /// What operators have done by force, oldest first.
+        async fn list_audit(
+            &self,
+            request: tonic::Request<super::ListAuditRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListAuditResponse>,
+            tonic::Status,
+        >;
         /// A node says that it lives, and learns what is wanted of it. For nodes.
         async fn renew_node(
             &self,
@@ -2109,6 +2494,231 @@ pub mod substrate_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SetQuotaSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/ate.v1.Substrate/RestartActor" => {
+                    #[allow(non_camel_case_types)]
+                    struct RestartActorSvc<T: Substrate>(pub Arc<T>);
+                    impl<
+                        T: Substrate,
+                    > tonic::server::UnaryService<super::RestartActorRequest>
+                    for RestartActorSvc<T> {
+                        type Response = super::RestartActorResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RestartActorRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Substrate>::restart_actor(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RestartActorSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/ate.v1.Substrate/ForkActor" => {
+                    #[allow(non_camel_case_types)]
+                    struct ForkActorSvc<T: Substrate>(pub Arc<T>);
+                    impl<
+                        T: Substrate,
+                    > tonic::server::UnaryService<super::ForkActorRequest>
+                    for ForkActorSvc<T> {
+                        type Response = super::ForkActorResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ForkActorRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Substrate>::fork_actor(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ForkActorSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/ate.v1.Substrate/UnstickActor" => {
+                    #[allow(non_camel_case_types)]
+                    struct UnstickActorSvc<T: Substrate>(pub Arc<T>);
+                    impl<
+                        T: Substrate,
+                    > tonic::server::UnaryService<super::UnstickActorRequest>
+                    for UnstickActorSvc<T> {
+                        type Response = super::UnstickActorResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UnstickActorRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Substrate>::unstick_actor(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UnstickActorSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/ate.v1.Substrate/ForceDeleteActor" => {
+                    #[allow(non_camel_case_types)]
+                    struct ForceDeleteActorSvc<T: Substrate>(pub Arc<T>);
+                    impl<
+                        T: Substrate,
+                    > tonic::server::UnaryService<super::ForceDeleteActorRequest>
+                    for ForceDeleteActorSvc<T> {
+                        type Response = super::ForceDeleteActorResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ForceDeleteActorRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Substrate>::force_delete_actor(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ForceDeleteActorSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/ate.v1.Substrate/ListAudit" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListAuditSvc<T: Substrate>(pub Arc<T>);
+                    impl<
+                        T: Substrate,
+                    > tonic::server::UnaryService<super::ListAuditRequest>
+                    for ListAuditSvc<T> {
+                        type Response = super::ListAuditResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListAuditRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Substrate>::list_audit(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListAuditSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

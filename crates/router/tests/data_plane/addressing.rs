@@ -38,6 +38,18 @@ async fn each_way_not_to_be_activated_has_its_status_and_text() {
 }
 
 #[tokio::test]
+async fn an_actor_that_is_left_alone_for_a_while_says_why_and_until_when() {
+    let control = Control::new(|_, _| async {
+        let after = std::time::Duration::from_millis(3200);
+        Err(ActivateError::Resting { text: "it has crashed 4 times in a row".into(), after })
+    });
+    let router = Router::start(control).await;
+    let answer = router.get("a", "/").await;
+    answer.is(503, "actor \"a\" unavailable: it has crashed 4 times in a row");
+    assert_eq!(answer.header("retry-after"), Some("4"), "not before it is tried again");
+}
+
+#[tokio::test]
 async fn a_name_that_is_none_is_not_found_and_nobody_is_asked() {
     let control = Control::never();
     let router = Router::start(control.clone()).await;

@@ -1,0 +1,101 @@
+//! Starting an actor's processes anew, on the files that it has.
+//!
+//! The wish is in its record first ([`Event::Restart`]), and stays there until a wake has fulfilled it. So whatever is cut off
+//! behind it, here or by a request that comes in between, the next wake is the one that was asked for.
+
+use std::sync::Arc;
+
+use ate_actor::{Actor, Event, Intent, Phase, Start};
+use ate_name::ActorKey;
+use ate_orders::NodeError;
+use tokio::time::Instant;
+
+use crate::actors::Versioned;
+use crate::ledger::Note;
+use crate::records::Read;
+use crate::{Code, Control, ControlError};
+
+impl Control {
+    /// Saves the files of an actor, and starts it anew with them. `force`: what it has done since its last snapshot is not
+    /// saved, in memory or in files.
+    pub async fn restart_actor(self: &Arc<Self>, key: &ActorKey, force: bool) -> Result<Versioned, ControlError> {
+        let (control, key) = (Arc::clone(self), key.clone());
+        // Whoever asks may go away.
+        let restarted = self.tasks.spawn(async move {
+            control.wish_for_restart(&key).await?;
+            control.restart(&key, force).await
+        });
+        restarted.await.map_err(|_| ControlError::stopping())?
+    }
+
+    async fn wish_for_restart(self: &Arc<Self>, key: &ActorKey) -> Result<(), ControlError> {
+        loop {
+            let read = self.actor(key).await?;
+            if read.value.fresh && read.value.crashes.is_none() {
+                return Ok(());
+            }
+            match self.transition(&read, Event::Restart, Note::because("Restarting", "asked for")).await {
+                Err(error) if error.is_conflict() => {}
+                other => return other.map(drop),
+            }
+        }
+    }
+
+    /// Brings the actor to rest, and wakes it, until somebody has fulfilled the wish.
+    async fn restart(self: &Arc<Self>, key: &ActorKey, force: bool) -> Result<Versioned, ControlError> {
+        let mut deadline = Instant::now() + self.settings.park;
+        loop {
+            let notify = self.follower.of(key);
+            let changed = notify.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            let read = self.actor(key).await?;
+            if !read.value.fresh {
+                return Ok(read.into());
+            }
+            let step = match &read.value.phase {
+                Phase::Running { .. } if force => self.put_down(&read).await,
+                Phase::Running { .. } => {
+                    let saved = self.save(read, Intent::Suspend, "to be restarted").await.map(drop);
+                    deadline = Instant::now() + self.settings.park;
+                    saved
+                }
+                Phase::Suspended | Phase::Paused | Phase::Resuming { lease: None, .. } => {
+                    // Answered before it is written down; the next look waits for that.
+                    self.wake(read, Start::Newest, deadline, true).await.map(drop)
+                }
+                Phase::Resuming { .. } | Phase::Suspending { .. } | Phase::Saving { .. } => {
+                    if tokio::time::timeout_at(deadline, changed).await.is_err() {
+                        let text = format!("Actor {} is not at rest yet: its next wake starts it anew", key.name);
+                        return Err(ControlError::new(Code::DeadlineExceeded, text));
+                    }
+                    continue;
+                }
+            };
+            match step {
+                // Somebody was faster, or a worker failed: it is looked at again.
+                Err(error) if error.code == Code::Aborted && Instant::now() < deadline => {}
+                Err(error) => return Err(error),
+                Ok(()) => {}
+            }
+        }
+    }
+
+    /// Ends what runs without saving it. Only once its node has said so: it might serve on.
+    async fn put_down(self: &Arc<Self>, read: &Read<Actor>) -> Result<(), ControlError> {
+        let actor = &read.value;
+        let Some(lease) = actor.lease() else { return Ok(()) };
+        match self.nodes.discard(&lease.node, lease.worker, actor.uid, actor.generation).await {
+            Ok(()) | Err(NodeError::WorkerGone | NodeError::Stale) => {
+                self.lost(&actor.key, actor.generation, "restarted by force, without saving it").await
+            }
+            Err(error) => Err(ControlError::new(
+                Code::Unavailable,
+                format!(
+                    "actor {} still runs on node {}: {error}; its next wake starts it anew",
+                    actor.key.name, lease.node
+                ),
+            )),
+        }
+    }
+}

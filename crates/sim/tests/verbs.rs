@@ -1,0 +1,293 @@
+//! What people do to actors beyond waking them and putting them to rest, in the middle of everything else.
+
+use ate_actor::Phase;
+use ate_name::NodeName;
+use ate_sim::scenario::{Stage, play};
+
+/// Begins something that hangs, because its node falls silent or its disk is full, and does `what` meanwhile.
+async fn amid(stage: &Stage, phase: &str, silence: fn(&Stage, &NodeName), what: impl AsyncFnOnce()) {
+    assert!(stage.suspend().await);
+    let begun = async {
+        match phase {
+            "resuming" => {
+                silence(stage, &stage.node().await);
+                stage.resume().await;
+            }
+            "suspending" => {
+                assert_eq!(stage.count().await, 2);
+                silence(stage, &stage.node().await);
+                stage.suspend().await;
+            }
+            _ => {
+                assert_eq!(stage.count().await, 2);
+                stage.disk_full(&stage.node().await, true);
+                stage.suspend().await;
+            }
+        }
+    };
+    let done = async {
+        stage
+            .until(phase, |actor| match phase {
+                "resuming" => matches!(actor.phase, Phase::Resuming { lease: Some(_), .. }),
+                "suspending" => matches!(actor.phase, Phase::Suspending { .. }),
+                _ => matches!(actor.phase, Phase::Saving { .. }),
+            })
+            .await;
+        what().await;
+    };
+    tokio::join!(begun, done);
+}
+
+#[test]
+fn an_actor_that_is_stuck_is_brought_back_to_its_last_snapshot() {
+    for phase in ["resuming", "suspending", "saving"] {
+        play(async |stage: &Stage| {
+            // The sandbox is gone with the power: whoever still has a route to it must not be answered by it.
+            amid(stage, phase, Stage::power_off, async || {
+                let unstuck = stage.unstick().await.expect("nobody died").expect(phase);
+                assert_eq!(unstuck.phase, Phase::Suspended, "{phase}");
+                assert!(!stage.holds_a_worker().await, "{phase}");
+            })
+            .await;
+            let audit = stage.audit().await;
+            assert_eq!(audit.iter().map(|entry| entry.call.as_str()).collect::<Vec<_>>(), ["UnstickActor"]);
+            assert_eq!((audit[0].caller.as_str(), audit[0].reason.as_str()), ("sim", "it hangs"));
+            for node in stage.nodes() {
+                stage.disk_full(&node, false);
+                stage.start_node(&node);
+            }
+            assert_eq!(stage.count().await, 2, "{phase}: from the snapshot of before");
+        });
+    }
+}
+
+#[test]
+fn what_is_not_stuck_is_left_alone() {
+    play(async |stage: &Stage| {
+        let refused = stage.unstick().await.expect("nobody died").expect_err("it runs");
+        assert!(refused.text.contains("nothing is under way"), "{refused}");
+        assert!(stage.suspend().await);
+        assert!(stage.unstick().await.expect("nobody died").is_err(), "it sleeps");
+        assert!(stage.audit().await.is_empty(), "nothing was done");
+        assert_eq!(stage.count().await, 2);
+    });
+}
+
+#[test]
+fn an_actor_is_deleted_by_force_whatever_it_is_doing() {
+    for phase in ["resuming", "suspending", "saving"] {
+        play(async |stage: &Stage| {
+            amid(stage, phase, Stage::kill_node, async || assert!(stage.force_delete().await, "{phase}")).await;
+            assert!(stage.actor().await.is_none() && !stage.holds_a_worker().await, "{phase}");
+            assert_eq!(stage.audit().await.len(), 1, "{phase}");
+            for node in stage.nodes() {
+                stage.start_node(&node);
+            }
+            // That nothing is left of it, not even on the node that was silent, is looked at in the end.
+        });
+    }
+    play(async |stage: &Stage| {
+        assert!(stage.force_delete().await, "running");
+        assert!(stage.actor().await.is_none() && !stage.holds_a_worker().await);
+    });
+}
+
+#[test]
+fn a_delete_by_force_is_done_or_not_and_its_audit_with_it() {
+    for (point, done) in
+        [("before commit of deleted", false), ("after commit of deleted", true), ("before forget", true)]
+    {
+        play(async |stage: &Stage| {
+            assert!(stage.suspend().await);
+            stage.die_when(point);
+            assert!(!stage.force_delete().await);
+            assert!(stage.is_first_dead().await, "it never came to {point}");
+            assert_eq!(
+                (stage.actor().await.is_none(), stage.audit().await.len()),
+                (done, usize::from(done)),
+                "{point}"
+            );
+        });
+    }
+}
+
+/// Counts, and tells whether by the processes of before.
+async fn counted_anew(stage: &Stage, before: u64) -> (u64, bool) {
+    let count = stage.count().await;
+    (count, stage.nonce() != before)
+}
+
+#[test]
+fn a_restart_keeps_the_files_and_nothing_else() {
+    play(async |stage: &Stage| {
+        assert_eq!(stage.count().await, 2);
+        let before = stage.nonce();
+        assert!(stage.restart(false).await, "running");
+        assert_eq!(counted_anew(stage, before).await, (3, true));
+        let before = stage.nonce();
+        assert!(stage.suspend().await && stage.restart(false).await, "suspended");
+        assert_eq!(counted_anew(stage, before).await, (4, true));
+        let before = stage.nonce();
+        assert!(stage.suspend().await);
+        assert_eq!(counted_anew(stage, before).await, (5, false), "once");
+        assert!(stage.restart(true).await, "by force");
+        assert_eq!(counted_anew(stage, before).await, (5, true), "with the files of its last snapshot");
+    });
+}
+
+#[test]
+fn a_restart_that_is_cut_off_is_completed_by_the_next_wake() {
+    for point in [
+        "after commit of running",
+        "after commit of suspending",
+        "after capture",
+        "after commit of suspended",
+        "after commit of resuming",
+        "before activate",
+        "after activate",
+    ] {
+        play(async |stage: &Stage| {
+            assert_eq!(stage.count().await, 2);
+            let before = stage.nonce();
+            stage.die_when(point);
+            assert!(!stage.restart(false).await);
+            assert!(stage.is_first_dead().await, "it never came to {point}");
+            if point == "after commit of running" {
+                // Only the wish is there: it runs on until it is put to rest.
+                stage.until_suspended().await;
+            }
+            stage.until("at rest or running", |actor| actor.phase.operation().is_none()).await;
+            assert_eq!(counted_anew(stage, before).await, (3, true), "{point}");
+        });
+    }
+}
+
+#[test]
+fn an_actor_that_crashes_again_and_again_is_woken_ever_more_rarely() {
+    play(async |stage: &Stage| {
+        // Clocks of replicas disagree by minutes here; one of them is enough to see pauses of seconds.
+        stage.kill_first();
+        assert!(stage.refusal().await.is_none());
+        stage.crash().await;
+        assert_eq!(stage.time_to_count().await.as_secs(), 0, "once is nothing");
+        for pause in [1, 2, 4] {
+            stage.crash().await;
+            let refused = stage.refusal().await.expect("it is left alone");
+            assert!(refused.text.contains("in a row") && refused.text.contains("code 1"), "{refused}");
+            assert!(refused.retry_after.is_some_and(|left| left.as_secs() < pause), "{refused:?}");
+            stage.sleep(pause).await;
+            assert!(stage.refusal().await.is_none(), "after {pause} s it is tried");
+        }
+        // A restart is somebody's who looks after it.
+        stage.crash().await;
+        assert!(stage.refusal().await.is_some());
+        stage.until_suspended().await;
+        assert!(stage.restart_elsewhere().await);
+        stage.crash().await;
+        assert!(stage.refusal().await.is_none(), "counted from there");
+    });
+}
+
+#[test]
+fn a_loss_that_is_not_its_own_fault_is_no_crash() {
+    play(async |stage: &Stage| {
+        for _ in 0..4 {
+            stage.count().await;
+            stage.kill_its_sandbox().await;
+            stage.until_suspended().await;
+            stage.count().await;
+            stage.kill_its_worker().await;
+            stage.until_suspended().await;
+        }
+        assert!(stage.refusal().await.is_none());
+    });
+}
+
+#[test]
+fn a_fork_has_what_the_other_had_and_is_somebody_else() {
+    play(async |stage: &Stage| {
+        assert_eq!(stage.count().await, 2);
+        let forked = stage.fork().await.expect("nobody died").expect("it runs, and is suspended for it");
+        let from = stage.actor().await.expect("it is there");
+        assert_eq!((from.phase, forked.phase.clone()), (Phase::Suspended, Phase::Suspended));
+        assert!(
+            from.uid != forked.uid && from.sealed_key != forked.sealed_key && from.template_uid == forked.template_uid
+        );
+        assert_eq!(stage.forked().await.map(|(actor, count)| (actor.uid, count)), Some((forked.uid, 2)));
+        let taken = stage.fork().await.expect("nobody died").expect_err("the name is taken");
+        assert_eq!(taken.code, ate_control::Code::AlreadyExists);
+        assert_eq!(stage.count().await, 3, "the other goes on as it was");
+    });
+}
+
+#[test]
+fn a_fork_that_is_cut_off_is_made_by_another_replica() {
+    for point in [
+        "before copy",
+        "after copy",
+        "before upload",
+        "after upload",
+        "before commit of suspended",
+        "after commit of suspended",
+    ] {
+        play(async |stage: &Stage| {
+            assert!(stage.suspend().await);
+            stage.die_when(point);
+            assert!(stage.fork().await.is_none());
+            assert!(stage.is_first_dead().await, "it never came to {point}");
+            let (_, count) = stage.forked().await.expect("it is made");
+            assert_eq!(count, 1, "{point}");
+        });
+    }
+}
+
+#[test]
+fn a_fork_whose_snapshot_is_replaced_begins_again_with_the_new_one() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        stage.die_when("before copy");
+        assert!(stage.fork().await.is_none());
+        // Before anybody takes over.
+        assert_eq!(stage.count().await, 2);
+        stage.suspend_elsewhere().await;
+        let (_, count) = stage.forked().await.expect("it is made");
+        assert_eq!(count, 2, "the snapshot of before is gone");
+    });
+}
+
+#[test]
+fn a_copy_that_waits_for_durable_storage_is_kept_for_its_fork() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        stage.storage_away(true);
+        let back = async {
+            // Nodes are compared with the store meanwhile, and nobody refers to the copy.
+            stage.sleep(30).await;
+            stage.storage_away(false);
+        };
+        let (forked, ()) = tokio::join!(stage.fork(), back);
+        assert!(forked.expect("nobody died").is_ok());
+        assert_eq!(stage.forked().await.map(|(_, count)| count), Some(1));
+    });
+}
+
+#[test]
+fn a_name_that_is_taken_meanwhile_is_not_taken_away() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        stage.die_when("after copy");
+        assert!(stage.fork().await.is_none());
+        stage.create_in_its_place().await;
+        // That nothing is left of the copy is looked at in the end.
+        assert!(stage.forked().await.is_none(), "the one that was made has no snapshot");
+    });
+}
+
+#[test]
+fn a_fork_of_what_never_ran_is_refused() {
+    play(async |stage: &Stage| {
+        stage.create_in_its_place().await;
+        let refused = stage.fork_back().await.expect("nobody died").expect_err("it has no snapshot");
+        assert!(refused.text.contains("no snapshot yet"), "{refused}");
+    });
+}

@@ -39,10 +39,6 @@ async fn the_router_survives_what_clients_send() {
         (format!("GET / HTTP/1.1\r\n{host}X: {long}\r\n\r\n").into(), "431"),
         (format!("GET /{long} HTTP/1.1\r\n{host}\r\n").into(), "4"),
         (format!("GET / HTTP/1.1\r\n{host}{many}\r\n").into(), "431"),
-        (
-            format!("POST / HTTP/1.1\r\n{host}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n").into(),
-            "4",
-        ),
         (format!("POST / HTTP/1.1\r\n{host}Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello").into(), "400"),
         (format!("POST / HTTP/1.1\r\n{host}Content-Length: -1\r\n\r\n").into(), "400"),
         (
@@ -73,6 +69,15 @@ async fn the_router_survives_what_clients_send() {
         let answer = String::from_utf8_lossy(&answer);
         assert!(answer.is_empty() || status.is_empty() || answer[9..].starts_with(status), "{sent:?}: {answer:.200}");
     }
+    // Two lengths for one body: it is read in chunks, and what follows on this connection is nobody's request.
+    let mut stream = machine.connect().await;
+    let two = format!("POST /echo HTTP/1.1\r\n{host}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n");
+    let smuggled = format!("POST / HTTP/1.1\r\n{host}Content-Length: 0\r\n\r\n");
+    stream.write_all(format!("{two}{smuggled}").as_bytes()).await.expect("sent");
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer).await;
+    let answer = String::from_utf8_lossy(&answer);
+    assert_eq!(answer.matches("HTTP/1.1").count(), 1, "{answer}");
     // Many that never finish, and one that reads nothing.
     let mut slow = Vec::new();
     for _ in 0..500 {

@@ -153,6 +153,11 @@ impl EmbeddedStore {
         let _ = self.shared.stopped.subscribe().wait_for(|stopped| *stopped).await;
     }
 
+    /// What the engine's block cache holds now; at most 256 MiB. Nothing while no engine is open.
+    pub fn cached_bytes(&self) -> u64 {
+        self.shared.with_engine(|engine| Ok(engine.cached_bytes())).unwrap_or(0)
+    }
+
     /// Reads off the reactor: a page that is not cached is a disk access.
     async fn read<T: Send + 'static>(
         &self,

@@ -20,6 +20,7 @@ mod image;
 mod load;
 mod memory;
 mod pin;
+mod pipe;
 mod proxy;
 mod report;
 mod router;

@@ -57,7 +57,9 @@ impl Control {
         note: Note,
     ) -> Result<Read<Actor>, ControlError> {
         let (actor, effects) = read.value.clone().apply(event).map_err(|_| ControlError::conflict())?;
-        let mut change = Change::new().replace(&read.record, encode(&actor));
+        let mut record = read.record.clone();
+        record.value = encode(&actor).into();
+        let mut change = Change::new().replace(&read.record, record.value.clone());
         for effect in effects {
             change = self.with_effect(change, &actor, effect).await?;
         }
@@ -79,10 +81,8 @@ impl Control {
         if let Some((driver, forget)) = forget {
             drop(self.forget_behind(driver, forget));
         }
-        let mut record = read.record.clone();
         record.version += 1;
         record.revision = committed.revision;
-        record.value = encode(&actor).into();
         Ok(Read { record, value: actor })
     }
 

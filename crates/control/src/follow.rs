@@ -22,17 +22,14 @@ pub(crate) struct Follower {
 
 impl Follower {
     /// Told when the actor's record changes. Enable the notification before reading the record.
-    pub(crate) fn of(&self, key: &ActorKey) -> Arc<Notify> {
-        Arc::clone(self.waiting.lock().entry(key.clone()).or_default())
+    pub(crate) fn of(&self, key: &ActorKey) -> Waiting<'_> {
+        let notify = Arc::clone(self.waiting.lock().entry(key.clone()).or_default());
+        Waiting { follower: self, key: key.clone(), notify: Some(notify) }
     }
 
     pub(crate) fn changed(&self, key: &ActorKey) {
-        let mut waiting = self.waiting.lock();
-        if let Some(notify) = waiting.get(key) {
+        if let Some(notify) = self.waiting.lock().get(key) {
             notify.notify_waiters();
-            if Arc::strong_count(notify) == 1 {
-                waiting.remove(key);
-            }
         }
     }
 
@@ -49,6 +46,31 @@ impl Follower {
         match path {
             Some(path) => drop(self.ingress.lock().insert(worker, path)),
             None => drop(self.ingress.lock().remove(&worker)),
+        }
+    }
+}
+
+/// Somebody waits for news of an actor. The last one to go takes the entry along: names that nobody waits for, be they of
+/// actors that never were, take no memory.
+pub(crate) struct Waiting<'a> {
+    follower: &'a Follower,
+    key: ActorKey,
+    notify: Option<Arc<Notify>>,
+}
+
+impl Waiting<'_> {
+    pub(crate) fn notified(&self) -> tokio::sync::futures::Notified<'_> {
+        self.notify.as_ref().expect("given up only when dropped").notified()
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut waiting = self.follower.waiting.lock();
+        // Under the lock, or two that go at once would each leave it to the other.
+        drop(self.notify.take());
+        if waiting.get(&self.key).is_some_and(|notify| Arc::strong_count(notify) == 1) {
+            waiting.remove(&self.key);
         }
     }
 }
@@ -109,4 +131,22 @@ impl Control {
 fn actor_name(key: &Key) -> Option<ActorKey> {
     let (atespace, name) = key.path().split_once('/')?;
     ActorKey::parse(atespace, name).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn who_is_waited_for_is_told_of_and_then_forgotten() {
+        let (follower, key) = (Follower::default(), ActorKey::parse("space", "actor").unwrap());
+        let (first, second) = (follower.of(&key), follower.of(&key));
+        let told = [first.notified(), second.notified()];
+        follower.changed(&key);
+        futures::future::join_all(told).await;
+        drop(first);
+        assert_eq!(follower.waiting.lock().len(), 1);
+        drop(second);
+        assert_eq!(follower.waiting.lock().len(), 0);
+    }
 }

@@ -1,12 +1,13 @@
 //! `ate bench control`: the control plane with fake nodes, a real store and the real API, while ever more actors sleep.
 //!
 //! ```text
-//!   for each store, with 1,000 … 5,000,000 suspended actors side by side, each a process of its own; in turn, round by round:
+//!   for each store, with 1,000 … 5,000,000 suspended actors side by side, each a process of its own:
+//!     list and watch, then in turn, round by round:
 //!     wakes    so many at once, until all of it is durable      ─┐ the same changes
 //!     raw      the store alone commits them once more           ─┘
 //!     open     wakes at a fixed rate, below what the slowest can
 //!     alone    one wake after the other
-//!   then: memory, pages of the list, changes to watchers
+//!     memory
 //! ```
 //! A wake is two commits: the binding, which the caller waits for, and that it runs, which nobody waits for. Both are counted.
 

@@ -84,13 +84,15 @@ impl Turn {
     }
 }
 
-/// A runtime that shuts down begins no more turns: then nobody may wait for one.
+/// A runtime that shuts down begins no more turns. Nobody may wait for one that will not be.
 impl Drop for Turn {
     fn drop(&mut self) {
         if !self.is_over {
             let mut state = self.shared.reader.state();
             state.threads -= 1;
-            state.wanted.clear();
+            if state.threads == 0 {
+                state.wanted.clear();
+            }
         }
     }
 }

@@ -88,7 +88,7 @@ impl Of<'_> {
     fn memory(&self, report: &mut Report) -> Result<(), BenchError> {
         report.heading(&format!("{}: memory of the control plane, in MB", self.store.name()))?;
         let columns =
-            ["STARTED", "MOST WITH WAKES", "OF IT CACHE", "WITHOUT CACHE", "LISTED", "ON DISK"].map(Column::right);
+            ["STARTED", "LISTED", "MOST WITH WAKES", "OF IT CACHE", "WITHOUT CACHE", "ON DISK"].map(Column::right);
         let mut table = Table::new([Column::right("ACTORS")].into_iter().chain(columns));
         for &actors in self.actors {
             let cell =
@@ -96,10 +96,10 @@ impl Of<'_> {
             table.row([
                 Cell::new(thousands(actors)),
                 cell(self.own(actors, "memory before", false)),
+                cell(self.own(actors, "memory listed", false)),
                 cell(self.own(actors, "memory", false)),
                 cell(self.memory_row(actors, "memory").map(|row| as_f64(count(&row, "cached")))),
                 cell(self.own(actors, "memory", true)),
-                cell(self.own(actors, "memory at the end", false)),
                 cell(self.memory_row(actors, "memory").map(|row| as_f64(count(&row, "on disk")))),
             ]);
         }

@@ -38,10 +38,10 @@ test-go: setup
 	cd runtime/gvisor && go test ./...
 	runtime/smoke
 
-# About six minutes, on a machine that does nothing else; a line for every event is kept in target/bench.
+# About ten minutes, on a machine that does nothing else; a line for every event is kept in target/bench.
 bench: build
 	./setup --bench
-	for name in wake router density; do \
+	for name in wake router density control; do \
 		$(TARGET)/dist/ate bench $$name --rows $(TARGET)/bench/$$name.jsonl || exit; \
 	done
 

@@ -12,6 +12,7 @@
 //! its latency counts from then, whether or not the system was ready for it.
 
 mod backend;
+mod control;
 mod density;
 mod dev;
 mod error;
@@ -20,6 +21,7 @@ mod image;
 mod load;
 mod memory;
 mod pin;
+mod pipe;
 mod proxy;
 mod report;
 mod router;
@@ -43,12 +45,17 @@ pub enum BenchVerb {
     Router(router::RouterArgs),
     /// How much memory actors take, warm, running and frozen
     Density(density::DensityArgs),
+    /// How many actors the control plane wakes, how fast, and what it takes when millions sleep
+    Control(control::ControlArgs),
     /// Where sandboxes run without `ate`; started by the benchmarks
     #[command(hide = true)]
     Site(site::SiteArgs),
     /// A router without a control plane; started by the benchmarks
     #[command(hide = true)]
     Proxy(proxy::ProxyArgs),
+    /// A control plane with fake nodes; started by the benchmarks
+    #[command(hide = true)]
+    Plane(control::PlaneArgs),
 }
 
 /// What the benchmarks are to be made with.
@@ -92,6 +99,8 @@ pub fn run(verb: BenchVerb, setup: &Setup) -> Result<(), BenchError> {
         BenchVerb::Wake(args) => in_runtime(wake::run(&args, setup)),
         BenchVerb::Router(args) => in_runtime(router::run(args, setup.clone())),
         BenchVerb::Density(args) => in_runtime(density::run(&args, setup)),
+        BenchVerb::Control(args) => in_runtime(control::run(&args, setup)),
+        BenchVerb::Plane(args) => in_runtime(control::plane(&args)),
         BenchVerb::Site(args) => site::serve(&args),
         BenchVerb::Proxy(args) => match in_runtime(proxy::serve(&args)) {
             // That is how it ends.

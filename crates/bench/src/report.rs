@@ -13,7 +13,7 @@ const BAR: usize = 24;
 const WATERFALL: usize = 48;
 
 /// A line of a table of latencies: whose, what (both as in the rows), and what it is called for a reader.
-pub(crate) type Line = (&'static str, &'static str, &'static str);
+pub(crate) type Line<'a> = (&'a str, &'a str, &'a str);
 
 pub(crate) struct Report {
     out: io::Stdout,
@@ -41,7 +41,7 @@ impl Report {
     }
 
     /// One line per way and kind, with bars as long as their medians.
-    pub(crate) fn latencies(&mut self, rows: &Rows, lines: &[Line]) -> Result<(), BenchError> {
+    pub(crate) fn latencies(&mut self, rows: &Rows, lines: &[Line<'_>]) -> Result<(), BenchError> {
         let samples: Vec<Samples> = lines.iter().map(|(way, kind, _)| rows.samples(way, kind)).collect();
         let longest = samples.iter().filter_map(Samples::summary).map(|summary| summary.p50).max().unwrap_or_default();
         let mut table = Table::new([
@@ -105,7 +105,7 @@ impl Report {
                 true => Cell::new("met").tone(Tone::Good),
                 false => Cell::new("not met").tone(Tone::Bad),
             };
-            table.row([Cell::new(target.name), Cell::new(limit), Cell::new(measured), verdict]);
+            table.row([Cell::new(&target.name), Cell::new(limit), Cell::new(measured), verdict]);
         }
         self.table(&table)?;
         let missed = targets.iter().filter(|target| !target.is_met()).count();

@@ -9,15 +9,15 @@
 mod floor;
 mod public;
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ate_sandbox::Reaper;
 use ate_sys::Cgroup;
 use serde::{Deserialize, Serialize};
 
+use crate::pipe::{self, Pipe};
 use crate::{BenchError, Setup, http};
 
 /// Between two tries to reach a server that is coming up.
@@ -94,8 +94,7 @@ pub(crate) struct Done {
 #[derive(Debug)]
 pub(crate) struct Site {
     child: Child,
-    orders: ChildStdin,
-    done: Option<BufReader<std::process::ChildStdout>>,
+    pipe: Pipe,
     log: PathBuf,
     cgroup: Cgroup,
 }
@@ -119,9 +118,8 @@ impl Site {
             .stdout(Stdio::piped())
             .stderr(stderr);
         let mut child = ate_sys::in_new_namespaces(command).map_err(BenchError::io("start a site"))?;
-        let orders = child.stdin.take().expect("stdin is piped");
-        let done = child.stdout.take().map(BufReader::new);
-        Ok(Self { child, orders, done, log, cgroup })
+        let pipe = Pipe::to(&mut child);
+        Ok(Self { child, pipe, log, cgroup })
     }
 
     /// Below it are the groups of sandboxes, one each.
@@ -131,23 +129,12 @@ impl Site {
 
     /// Has an order carried out. A site that is gone is an error; an order that failed is in the answer.
     pub(crate) async fn ask(&mut self, order: Order) -> Result<Done, BenchError> {
-        let mut line = serde_json::to_vec(&order).expect("plain data");
-        line.push(b'\n');
-        let (Ok(()), Some(mut done)) = (self.orders.write_all(&line), self.done.take()) else {
-            return Err(self.gone(order));
-        };
-        let read = tokio::task::spawn_blocking(move || {
-            let mut line = String::new();
-            (done.read_line(&mut line).map(|_| line), done)
-        });
-        let Ok((Ok(line), done)) = read.await else { return Err(self.gone(order)) };
-        self.done = Some(done);
-        serde_json::from_str(&line).map_err(|_| self.gone(order))
-    }
-
-    fn gone(&self, order: Order) -> BenchError {
+        if let Some(done) = self.pipe.ask(&order).await {
+            return Ok(done);
+        }
         let said = std::fs::read_to_string(&self.log).unwrap_or_default();
-        BenchError::refused(format!("have a site carry out {order:?}"), format!("the site is gone: {}", said.trim()))
+        let gone = format!("the site is gone: {}", said.trim());
+        Err(BenchError::refused(format!("have a site carry out {order:?}"), gone))
     }
 
     /// As [`Site::ask`], for what must not fail.
@@ -243,19 +230,7 @@ pub(crate) fn serve(args: &SiteArgs) -> Result<(), BenchError> {
 }
 
 async fn take_orders(mut works: impl Works) -> Result<(), BenchError> {
-    let failed = || BenchError::io("take orders");
-    let mut answers = std::io::stdout();
-    // On a thread of its own: reading blocks, and orders come one at a time.
-    let (order, mut ordered) = tokio::sync::mpsc::channel(1);
-    std::thread::spawn(move || {
-        for line in std::io::stdin().lines().map_while(Result::ok) {
-            if order.blocking_send(line).is_err() {
-                return;
-            }
-        }
-    });
-    while let Some(line) = ordered.recv().await {
-        let order = serde_json::from_str(&line).map_err(|error| BenchError::refused("take orders", error))?;
+    pipe::take_orders(async |order| {
         let mut watch = Watch::start();
         let carried_out = works.carry_out(order, &mut watch).await;
         let mut done = watch.done();
@@ -263,11 +238,9 @@ async fn take_orders(mut works: impl Works) -> Result<(), BenchError> {
             Ok(bytes) => done.bytes = bytes,
             Err(error) => done.error = Some(error),
         }
-        let mut answer = serde_json::to_vec(&done).expect("plain data");
-        answer.push(b'\n');
-        answers.write_all(&answer).and_then(|()| answers.flush()).map_err(failed())?;
-    }
-    Ok(())
+        done
+    })
+    .await
 }
 
 /// Asks the server until it answers. Laps: to the connection, then to the first byte.

@@ -9,19 +9,19 @@ pub(crate) enum Limit {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Target {
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     pub(crate) limit: Limit,
     /// `None`: one of the two was not measured.
     pub(crate) ratio: Option<f64>,
 }
 
 impl Target {
-    pub(crate) fn new(name: &'static str, limit: Limit, ours: Option<f64>, baseline: Option<f64>) -> Self {
+    pub(crate) fn new(name: impl Into<String>, limit: Limit, ours: Option<f64>, baseline: Option<f64>) -> Self {
         let ratio = match (ours, baseline) {
             (Some(ours), Some(baseline)) if baseline > 0.0 && ours.is_finite() => Some(ours / baseline),
             _ => None,
         };
-        Self { name, limit, ratio }
+        Self { name: name.into(), limit, ratio }
     }
 
     /// What was not measured is not met.

@@ -72,8 +72,9 @@ impl Control {
         note: Note,
     ) -> Result<Read<Actor>, ControlError> {
         let (actor, effects) = read.value.clone().apply(event.clone()).map_err(|_| ControlError::conflict())?;
-        let value = read.rewritten(&actor);
-        let mut change = change.replace(&read.record, value.clone());
+        let mut record = read.record.clone();
+        record.value = read.rewritten(&actor).into();
+        let mut change = change.replace(&read.record, record.value.clone());
         for effect in effects {
             change = self.with_effect(change, &actor, effect).await?;
         }
@@ -108,10 +109,8 @@ impl Control {
         if let Some((driver, forget)) = forget {
             drop(self.forget_behind(driver, forget));
         }
-        let mut record = read.record.clone();
         record.version += 1;
         record.revision = committed.revision;
-        record.value = value.into();
         Ok(Read { record, value: actor })
     }
 

@@ -1,5 +1,6 @@
 //! What the store holds, typed. Each record is JSON, and fields of newer builds are carried along: see [`Read::rewritten`].
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use ate_actor::{Actor, Lease, SnapshotRef};
@@ -75,7 +76,15 @@ fn carry(stored: &Value, known: &Value, after: &mut Value) {
 }
 
 pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(value).expect("records are plain data with text keys")
+    thread_local! {
+        static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+    // Written where there is room already, then copied: no growing, and no spare bytes in what watchers keep for a while.
+    SCRATCH.with_borrow_mut(|scratch| {
+        scratch.clear();
+        serde_json::to_writer(&mut *scratch, value).expect("records are plain data with text keys");
+        scratch.clone()
+    })
 }
 
 impl Control {

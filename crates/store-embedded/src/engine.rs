@@ -36,6 +36,11 @@ pub trait Engine: Send + Sync {
 
     /// When this returns `Ok` after [`Finish::Commit`], the writes are on the disk and visible to reads.
     fn write(&self, work: &mut dyn FnMut(&mut dyn Writes) -> Result<Finish, Fault>) -> Result<(), Fault>;
+
+    /// Bytes of its files that it keeps in memory, besides what the kernel does.
+    fn cached_bytes(&self) -> u64 {
+        0
+    }
 }
 
 /// Opens, or creates, the engine in a directory that the caller has locked.

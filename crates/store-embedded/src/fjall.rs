@@ -63,6 +63,10 @@ impl Engine for FjallEngine {
             Finish::Abandon => Ok(()),
         }
     }
+
+    fn cached_bytes(&self) -> u64 {
+        self.database.inner().cache_size()
+    }
 }
 
 struct State<'a, R> {

@@ -2,7 +2,7 @@
 //!
 //! Committers queue; one thread takes all that waits, judges each change against the state left by those before it,
 //! and makes the group durable with a single flush. Answers and events leave only after the flush. Reads go straight
-//! to a snapshot of the engine and never wait for the writer.
+//! to a snapshot of the engine and never wait for the writer; those of single records share threads (`reader.rs`).
 //!
 //! ```text
 //!   commit ─┐ bounded                ┌─ one engine transaction ─┐
@@ -23,6 +23,7 @@ mod codec;
 mod directory;
 pub mod engine;
 mod fjall;
+mod reader;
 mod whole;
 mod writer;
 
@@ -67,6 +68,7 @@ pub(crate) struct Shared {
     /// Empty while the engine is being reopened, and after the store is closed.
     slot: RwLock<Option<Box<dyn Engine>>>,
     queue: Queue,
+    reader: reader::Reader,
     feed: Feed,
     stopped: watch::Sender<bool>,
 }
@@ -127,6 +129,7 @@ impl EmbeddedStore {
         let shared = Arc::new(Shared {
             slot: RwLock::new(Some(engine)),
             queue: Queue::default(),
+            reader: reader::Reader::default(),
             feed: Feed::new(revision, feed),
             stopped: watch::Sender::new(false),
         });
@@ -154,6 +157,11 @@ impl EmbeddedStore {
     pub async fn stopped(&self) {
         // An error would mean that the sender is gone, but this very store holds it.
         let _ = self.shared.stopped.subscribe().wait_for(|stopped| *stopped).await;
+    }
+
+    /// What the engine's block cache holds now; at most 256 MiB. Nothing while no engine is open.
+    pub fn cached_bytes(&self) -> u64 {
+        self.shared.with_engine(|engine| Ok(engine.cached_bytes())).unwrap_or(0)
     }
 
     /// Reads off the reactor: a page that is not cached is a disk access.
@@ -184,8 +192,7 @@ impl Store for EmbeddedStore {
     }
 
     async fn get(&self, key: &Key) -> Result<Option<Record>, Fault> {
-        let key = key.clone();
-        self.read(move |reads| codec::read_record(reads, &key)).await
+        self.shared.record(key).await
     }
 
     async fn list(&self, prefix: &Prefix, after: Option<&str>, limit: usize) -> Result<Page, Fault> {

@@ -166,6 +166,11 @@ impl Drop for Server {
     }
 }
 
+/// Whether a server can be started here at all.
+pub fn is_installed() -> bool {
+    newest_programs().is_some()
+}
+
 fn newest_programs() -> Option<PathBuf> {
     let versions = std::fs::read_dir(VERSIONS).ok()?.filter_map(Result::ok);
     let numbered = versions.filter_map(|entry| Some((entry.file_name().to_str()?.parse::<u32>().ok()?, entry.path())));

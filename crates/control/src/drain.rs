@@ -12,7 +12,7 @@ use ate_placement::State;
 use ate_store::{Change, CommitError};
 use tokio::time::Instant;
 
-use crate::records::{Read, WorkerRecord, encode, worker_key};
+use crate::records::{Read, WorkerRecord, worker_key};
 use crate::{Control, ControlError};
 
 /// Between tries to empty a worker whose actor could not be saved.
@@ -90,8 +90,8 @@ impl Control {
     async fn mark_draining(&self, worker: WorkerUid) -> Result<(), ControlError> {
         let Some(record) = self.store.get(&worker_key(worker)).await? else { return Ok(()) };
         let read = Read::<WorkerRecord>::decode(record)?;
-        let marked = WorkerRecord { draining: true, ..read.value };
-        match self.store.commit(Change::new().replace(&read.record, encode(&marked))).await {
+        let marked = WorkerRecord { draining: true, ..read.value.clone() };
+        match self.store.commit(Change::new().replace(&read.record, read.rewritten(&marked))).await {
             Ok(_) => {
                 self.note_worker(&marked);
                 Ok(())

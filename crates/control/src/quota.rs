@@ -18,7 +18,7 @@ use ate_store::{Change, CommitError, Guard, Key, Kind, Record, number};
 use serde::{Deserialize, Serialize};
 
 use crate::actors::is_golden;
-use crate::records::{AtespaceRecord, Read, atespace_key, encode};
+use crate::records::{AtespaceRecord, Read, atespace_key};
 use crate::{Code, Control, ControlError};
 
 /// Limits; `None`: none.
@@ -236,11 +236,10 @@ impl Control {
             let record = self.store.get(&atespace_key(name)).await?;
             let record = record.ok_or_else(|| ControlError::atespace_not_found(name))?;
             let read = Read::<AtespaceRecord>::decode(record)?;
-            let changed = AtespaceRecord { quota, ..read.value };
-            match self.store.commit(Change::new().replace(&read.record, encode(&changed))).await {
+            let changed = read.rewritten(&AtespaceRecord { quota, ..read.value.clone() });
+            match self.store.commit(Change::new().replace(&read.record, changed.clone())).await {
                 Ok(committed) => {
-                    let value = encode(&changed).into();
-                    let record = Record { value, revision: committed.revision, ..read.record };
+                    let record = Record { value: changed.into(), revision: committed.revision, ..read.record };
                     return self.note_atespace(&record.key.clone(), Some(&record));
                 }
                 Err(CommitError::Conflict { .. }) => {}

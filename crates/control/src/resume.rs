@@ -47,21 +47,26 @@ impl Drop for Reserved {
 impl Control {
     /// The public API's resume: does not queue behind another operation.
     pub async fn resume_actor(self: &Arc<Self>, key: &ActorKey, boot: bool) -> Result<Versioned, ControlError> {
-        let read = self.actor(key).await?;
-        match &read.value.phase {
-            Phase::Running { .. } => return Ok(read.into()),
-            Phase::Suspended | Phase::Paused | Phase::Resuming { lease: None, .. } => {}
-            Phase::Resuming { .. } | Phase::Suspending { .. } | Phase::Saving { .. } => {
-                return Err(ControlError::in_progress());
-            }
-        }
         let deadline = Instant::now() + self.settings.park;
         let start = if boot { Start::Boot } else { Start::Newest };
-        match self.wake(read, start, deadline, false).await {
-            // Somebody else's operation got in between.
-            Err(error) if error.is_conflict() => Err(ControlError::in_progress()),
-            Err(error) => Err(error),
-            Ok(_) => self.settled(key, deadline).await,
+        let mut attempts = 0;
+        loop {
+            let read = self.actor(key).await?;
+            match &read.value.phase {
+                Phase::Running { .. } => return Ok(read.into()),
+                Phase::Suspended | Phase::Paused | Phase::Resuming { lease: None, .. } => {}
+                Phase::Resuming { .. } | Phase::Suspending { .. } | Phase::Saving { .. } => {
+                    return Err(ControlError::in_progress());
+                }
+            }
+            attempts += 1;
+            match self.wake(read, start, deadline, false).await {
+                // Somebody else's operation got in between, or the worker was not what it was taken for: the actor tells.
+                Err(error) if error.code == Code::Aborted && attempts < ATTEMPTS => {}
+                Err(error) if error.is_conflict() => return Err(ControlError::in_progress()),
+                Err(error) => return Err(error),
+                Ok(_) => return self.settled(key, deadline).await,
+            }
         }
     }
 

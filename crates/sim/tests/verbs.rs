@@ -199,7 +199,8 @@ fn a_loss_that_is_not_its_own_fault_is_no_crash() {
             stage.kill_its_worker().await;
             stage.until_suspended().await;
         }
-        assert!(stage.refusal().await.is_none());
+        let refused = stage.refusal().await;
+        assert!(refused.is_none(), "{refused:?}");
     });
 }
 

@@ -47,8 +47,8 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "a record is written over whatever has become of it",
         file: "crates/control/src/ledger.rs",
-        from: "change.replace(&read.record, value.clone());",
-        to: "change.put(read.record.key.clone(), value.clone());",
+        from: "change.replace(&read.record, record.value.clone());",
+        to: "change.put(read.record.key.clone(), record.value.clone());",
     },
     Mutation {
         name: "nothing is written down of what is begun",

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use ate_control::{Control, Replicas};
-use ate_identity::{ClientCertificates, Identity, Role};
+use ate_identity::{Identity, Role};
 use ate_name::NodeName;
 use ate_orders_grpc::RemoteNodes;
 use ate_store::{FeedLimits, Store};
@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::local::{InstanceKeys, ThisWorld};
-use crate::machine::{any_ended, api_socket, asked_to_end, host_name, listen, make_directory};
+use crate::machine::{self, any_ended, api_socket, asked_to_end, listen, make_directory};
 use crate::metrics::MetricsArgs;
 use crate::runtime;
 
@@ -39,15 +39,20 @@ const LAST_REQUESTS: Duration = Duration::from_secs(12);
     ate api --data-dir /var/lib/ate/b --store postgres://ate@db/ate --listen 127.0.0.1:8444 --identity /var/lib/ate/a/identity")]
 pub(crate) struct ApiServerArgs {
     /// Where everything is kept: `postgres://…` for several replicas, or a directory, which is for one
-    /// [default: `store` in the data directory]
+    /// [default: `store` in the data directory]. Arguments can be read by everybody on a machine: put an address with a
+    /// password in it into the environment
     #[arg(long, env = "ATE_STORE", hide_env_values = true, value_name = "WHERE")]
     store: Option<String>,
     /// Where the API is served by TLS; it is also on a socket in the data directory
     #[arg(long, default_value = "127.0.0.1:8443", value_name = "ADDRESS")]
     listen: SocketAddr,
-    /// Take API clients from other machines without asking who they are; nodes and routers are always asked
+    /// Take API clients from other machines without asking for a certificate of the instance; nodes and routers are always
+    /// asked
     #[arg(long)]
     open: bool,
+    /// Further names and addresses under which others reach it, for its certificate; needed with `--listen 0.0.0.0:…`
+    #[arg(long, value_name = "HOST")]
+    advertise: Vec<String>,
     /// Who this instance is; the same for every replica [default: `identity` in the data directory]
     #[arg(long, value_name = "DIR")]
     identity: Option<PathBuf>,
@@ -114,13 +119,6 @@ impl Opened {
 }
 
 pub(crate) async fn run(args: ApiServerArgs, data: &Path) -> anyhow::Result<()> {
-    if !args.listen.ip().is_loopback() && !args.open {
-        bail!(
-            "--listen {} lets everybody who can reach it use the whole API: clients need no certificate\n  \
-             listen on a loopback address, or say --open if a firewall stands before it",
-            args.listen
-        );
-    }
     let directory = make_directory(data)?;
     let configs = runtime::shipped(args.runtime.as_deref())?;
     let identity = Identity::open(&args.identity.unwrap_or_else(|| directory.join("identity")))?;
@@ -137,19 +135,9 @@ pub(crate) async fn run(args: ApiServerArgs, data: &Path) -> anyhow::Result<()> 
     }
     let shutdown = CancellationToken::new();
     let mut serving = tokio::task::JoinSet::new();
-    let host = host_name();
-    let (address, names) = (at.ip().to_string(), [host.as_str()]);
-    let names: Vec<&str> = if at.ip().is_unspecified() { names.to_vec() } else { vec![host.as_str(), &address] };
-    let tls = identity.server_config(Role::Api, &names, ClientCertificates::VerifiedIfGiven)?;
     let socket = directory.join(ate_cli::SOCKET);
-    let listeners = ate_apiserver::Listeners {
-        unix: api_socket(&socket)?,
-        tls: Some(ate_apiserver::Secured {
-            listener,
-            config: Arc::new(tls),
-            authority: Arc::clone(identity.authority()),
-        }),
-    };
+    let secured = machine::secured(&identity, listener, &args.advertise, args.open)?;
+    let listeners = ate_apiserver::Listeners { unix: api_socket(&socket)?, tls: Some(secured) };
     let info = ate_apiserver::Info {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         build: crate::version::BUILT_FROM.to_owned(),

@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::bail;
 use ate_control::Control;
-use ate_identity::{ClientCertificates, Identity, Role};
+use ate_identity::Identity;
 use ate_name::{NodeName, WorkerUid};
 use ate_node::{LocalNode, Node, Pool};
 use ate_store::FeedLimits;
@@ -17,7 +16,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::local::{InProcess, InstanceKeys, ThisWorld, feed};
 use crate::machine::{
-    self, NodeResources, Storage, any_ended, api_socket, asked_to_end, check_host, host_name, listen, make_directory,
+    self, NodeResources, Storage, Tasks, any_ended, api_socket, asked_to_end, check_host, host_name, listen,
+    make_directory, tend,
 };
 use crate::metrics::MetricsArgs;
 use crate::runtime;
@@ -42,9 +42,12 @@ pub(crate) struct DevArgs {
     /// Where the API is served by TLS; it is also on a socket in the data directory
     #[arg(long, default_value = "127.0.0.1:8443", value_name = "ADDRESS")]
     api_listen: SocketAddr,
-    /// Take API clients from other machines without asking who they are
+    /// Take API clients from other machines without asking for a certificate of the instance
     #[arg(long)]
     api_open: bool,
+    /// Further names and addresses under which clients reach the API, for its certificate
+    #[arg(long, value_name = "HOST")]
+    api_advertise: Vec<String>,
     /// The sandbox runtimes, as `runtime/build` prints it; found in the user's cache if not given
     #[arg(long, env = "ATE_RUNTIME", value_name = "DIR")]
     runtime: Option<PathBuf>,
@@ -65,7 +68,9 @@ struct Machine {
     store: Arc<EmbeddedStore>,
     socket: PathBuf,
     shutdown: CancellationToken,
-    serving: tokio::task::JoinSet<anyhow::Result<()>>,
+    serving: Tasks,
+    /// Goes on while it stops.
+    tending: Tasks,
 }
 
 pub(crate) async fn run(args: DevArgs, data: &Path) -> anyhow::Result<()> {
@@ -74,6 +79,7 @@ pub(crate) async fn run(args: DevArgs, data: &Path) -> anyhow::Result<()> {
         asked = asked_to_end() => asked,
         () = machine.store.stopped() => Err(anyhow::anyhow!("the store has stopped: see the log; nothing that was acknowledged is lost")),
         error = any_ended(&mut machine.serving) => Err(error),
+        error = any_ended(&mut machine.tending) => Err(error),
     };
     machine.stop().await?;
     ended
@@ -84,13 +90,6 @@ impl Machine {
         check_host()?;
         let directory = make_directory(data)?;
         let configs = runtime::shipped(args.runtime.as_deref())?;
-        if !args.api_listen.ip().is_loopback() && !args.api_open {
-            bail!(
-                "--api-listen {} lets everybody who can reach it use the whole API: clients need no certificate\n  \
-                 listen on a loopback address, or say --api-open if a firewall stands before it",
-                args.api_listen
-            );
-        }
         let actors = listen(args.listen, "--listen").await?;
         let api = listen(args.api_listen, "--api-listen").await?;
         let (actors_at, api_at) = (actors.local_addr()?, api.local_addr()?);
@@ -111,7 +110,7 @@ impl Machine {
         }
 
         let shutdown = CancellationToken::new();
-        let mut serving = tokio::task::JoinSet::new();
+        let (mut serving, mut tending) = (Tasks::new(), Tasks::new());
         let (updates, updated) = mpsc::channel(64);
         let activator = Arc::new(InProcess(Arc::clone(&control)));
         let stats = Arc::<ate_router::Stats>::default();
@@ -121,10 +120,8 @@ impl Machine {
             routing.await;
             Ok(())
         });
-        tokio::spawn(feed(Arc::clone(&control), updates));
-        let tls = identity.server_config(Role::Api, &[name.as_str()], ClientCertificates::VerifiedIfGiven)?;
-        let authority = Arc::clone(identity.authority());
-        let secured = ate_apiserver::Secured { listener: api, config: Arc::new(tls), authority };
+        tend(&mut tending, feed(Arc::clone(&control), updates));
+        let secured = machine::secured(&identity, api, &args.api_advertise, args.api_open)?;
         let info = ate_apiserver::Info {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             build: crate::version::BUILT_FROM.to_owned(),
@@ -137,12 +134,12 @@ impl Machine {
         serving.spawn(async move { Ok(api.await?) });
 
         let (listener, from) = (Arc::clone(&control), name.clone());
-        tokio::spawn(async move { listener.listen(from, events).await });
-        tokio::spawn(Arc::clone(&control).look_after(name.clone()));
-        tokio::spawn(Arc::clone(&node).report_regularly());
-        tokio::spawn(Arc::clone(&node).evict_regularly());
-        tokio::spawn(keep_pools(Arc::clone(&control), Arc::clone(&node)));
-        tokio::spawn(Arc::clone(&node).keep_workers());
+        tend(&mut tending, async move { listener.listen(from, events).await });
+        tend(&mut tending, Arc::clone(&control).look_after(name.clone()));
+        tend(&mut tending, Arc::clone(&node).report_regularly());
+        tend(&mut tending, Arc::clone(&node).evict_regularly());
+        tend(&mut tending, keep_pools(Arc::clone(&control), Arc::clone(&node)));
+        tend(&mut tending, Arc::clone(&node).keep_workers());
         control.start_controllers();
         eprintln!("ate dev is up, all state in {}", directory.display());
         eprintln!("  actors  http://<actor>.<atespace>.localhost:{}/", actors_at.port());
@@ -150,7 +147,7 @@ impl Machine {
         let counting = Arc::clone(&control);
         args.metrics.serve(move || [counting.samples(), crate::metrics::of_router(&stats)].concat()).await?;
         let socket = directory.join(ate_cli::SOCKET);
-        Ok(Self { control, node, store, socket, shutdown, serving })
+        Ok(Self { control, node, store, socket, shutdown, serving, tending })
     }
 
     /// Every actor is suspended first: the next start finds all of them where they were.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use ate_blob::{Backend, Blobs, Provider, Settings};
-use ate_identity::Identity;
+use ate_identity::{ClientCertificates, Identity, Role};
 use ate_name::NodeName;
 use ate_node::Node;
 use ate_orders::NodeEvent;
@@ -124,6 +124,24 @@ pub(crate) fn api_socket(path: &Path) -> anyhow::Result<UnixListener> {
     Ok(socket)
 }
 
+/// The API by TLS. On a loopback address everybody is let in, elsewhere whoever has a certificate, unless it is `open`.
+pub(crate) fn secured(
+    identity: &Identity,
+    listener: TcpListener,
+    advertise: &[String],
+    open: bool,
+) -> anyhow::Result<ate_apiserver::Secured> {
+    let at = listener.local_addr()?.ip();
+    let (host, address) = (host_name(), at.to_string());
+    let mut names: Vec<&str> = advertise.iter().map(String::as_str).chain([host.as_str()]).collect();
+    if !at.is_unspecified() {
+        names.push(&address);
+    }
+    let config = identity.server_config(Role::Api, &names, ClientCertificates::VerifiedIfGiven)?;
+    let authority = Arc::clone(identity.authority());
+    Ok(ate_apiserver::Secured { listener, config: Arc::new(config), authority, open: open || at.is_loopback() })
+}
+
 pub(crate) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
@@ -138,8 +156,18 @@ pub(crate) async fn asked_to_end() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// None of a role's servers ends by itself: whichever does takes the rest with it.
-pub(crate) async fn any_ended(serving: &mut tokio::task::JoinSet<anyhow::Result<()>>) -> anyhow::Error {
+/// What goes on for as long as the process does. If one of them ends it has failed, and takes the rest with it.
+pub(crate) type Tasks = tokio::task::JoinSet<anyhow::Result<()>>;
+
+pub(crate) fn tend(tending: &mut Tasks, what: impl Future<Output = ()> + Send + 'static) {
+    tending.spawn(async move {
+        what.await;
+        Ok(())
+    });
+}
+
+/// Why one of them ended.
+pub(crate) async fn any_ended(serving: &mut Tasks) -> anyhow::Error {
     match serving.join_next().await {
         Some(Ok(Err(error))) => error,
         Some(Err(panic)) => panic.into(),

@@ -11,19 +11,28 @@ use ate_identity::{Authority, ClientCertificates, Role};
 use ate_name::NodeName;
 use ate_node::{LocalNode, Node};
 use ate_orders_grpc::News;
+use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::machine::{
-    self, NodeResources, Storage, any_ended, asked_to_end, check_host, host_name, listen, make_directory,
+    self, NodeResources, Storage, Tasks, any_ended, asked_to_end, check_host, host_name, listen, make_directory, tend,
 };
 use crate::peers::{ApiArgs, Membership, Replicas};
 
 /// A handshake that takes longer is given up.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
+
+/// Handshakes under way at once.
+const MAX_HANDSHAKES: usize = 64;
+
+/// A peer of which nothing has been heard for so long is asked whether it is there, so often, and given up then.
+const QUIET_FOR: Duration = Duration::from_secs(30);
+const ASK_EVERY: Duration = Duration::from_secs(10);
+const ASK_TIMES: u32 = 3;
 
 /// Connections of the control plane that are not taken up yet.
 const BACKLOG: usize = 16;
@@ -81,7 +90,7 @@ pub(crate) async fn run(args: NodeArgs, data: &Path) -> anyhow::Result<()> {
     let mut tls = identity.server_config(Role::Node, &[&address], ClientCertificates::Required)?;
     tls.alpn_protocols.push(ate_preface::ALPN.to_vec());
     let shutdown = CancellationToken::new();
-    let mut serving = tokio::task::JoinSet::new();
+    let (mut serving, mut tending) = (Tasks::new(), Tasks::new());
     // Heard from the first moment, but asked nothing before it knows who is here.
     let membership = Membership { replicas, node: name.clone(), endpoint: door.to_string() };
     let registered = Arc::clone(&node).keep_registered(Arc::new(membership));
@@ -94,26 +103,38 @@ pub(crate) async fn run(args: NodeArgs, data: &Path) -> anyhow::Result<()> {
     serving.spawn(async move { taking.await.context("orders cannot be taken") });
     let authority = Arc::clone(identity.authority());
     serving.spawn(open_door(Arc::clone(&node), listener, TlsAcceptor::from(Arc::new(tls)), authority, orders));
-    tokio::spawn(async move { news.pass_on(events).await });
-    tokio::spawn(Arc::clone(&node).report_regularly());
-    tokio::spawn(Arc::clone(&node).evict_regularly());
-    tokio::spawn(Arc::clone(&node).keep_workers());
+    tend(&mut tending, async move { news.pass_on(events).await });
+    tend(&mut tending, Arc::clone(&node).report_regularly());
+    tend(&mut tending, Arc::clone(&node).evict_regularly());
+    tend(&mut tending, Arc::clone(&node).keep_workers());
     eprintln!("ate node {name} is up at {door}, all state in {}", directory.display());
 
     let ended = tokio::select! {
         asked = asked_to_end() => asked,
         error = any_ended(&mut serving) => Err(error),
+        error = any_ended(&mut tending) => Err(error),
     };
     if ended.is_ok() {
         eprintln!("stopping: its actors are suspended and go on elsewhere");
         if !node.leave().await {
-            eprintln!("some of its actors did not leave in time: start it again on this directory to keep them");
+            eprintln!(
+                "some of its actors did not leave in time: start it again on this directory within {} s to keep them",
+                ate_orders::NODE_SERVES_FOR.as_secs()
+            );
         }
     }
     shutdown.cancel();
     let kept = node.workers();
     node.stop(&kept).await;
     ended
+}
+
+/// A peer whose machine has vanished says no goodbye: without this its connections would stay for ever.
+fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
+    sockopt::set_tcp_keepidle(stream, QUIET_FOR)?;
+    sockopt::set_tcp_keepintvl(stream, ASK_EVERY)?;
+    sockopt::set_tcp_keepcnt(stream, ASK_TIMES)?;
+    Ok(sockopt::set_socket_keepalive(stream, true)?)
 }
 
 /// Lets in who belongs to the instance: the control plane with orders, routers with requests.
@@ -124,7 +145,10 @@ async fn open_door(
     authority: Arc<Authority>,
     orders: mpsc::Sender<TlsStream<TcpStream>>,
 ) -> anyhow::Result<()> {
+    let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
     loop {
+        // More wait in the kernel's queue.
+        let handshake = Arc::clone(&handshakes).acquire_owned().await?;
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -137,8 +161,9 @@ async fn open_door(
         let (node, acceptor, authority, orders) =
             (Arc::clone(&node), acceptor.clone(), Arc::clone(&authority), orders.clone());
         tokio::spawn(async move {
-            let _ = stream.set_nodelay(true);
+            let _ = stream.set_nodelay(true).and_then(|()| keep_alive(&stream));
             let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_WITHIN, acceptor.accept(stream)).await else { return };
+            drop(handshake);
             let (_, session) = stream.get_ref();
             let role = authority.role_of(session.peer_certificates().unwrap_or_default());
             match (role, session.alpn_protocol() == Some(ate_preface::ALPN)) {

@@ -288,7 +288,7 @@ fn rewrite(backup: Backup, mut restoring: Restoring) -> (Mutations, tokio::task:
                 count += 1;
                 progress.tell(count);
             }
-            Ok(true)
+            Ok(restoring.finish().into_iter().all(|mutation| send.blocking_send(Ok(mutation)).is_ok()))
         };
         match fill() {
             Ok(all) => all.then(|| restoring.summary().clone()),

@@ -1,4 +1,4 @@
-//! What is for parts of the instance is refused to everybody else.
+//! Who may call what: on the socket everything, over TLS what one's certificate is for.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,23 +12,29 @@ use tower::{Layer, Service};
 
 use crate::permission::{PERMISSIONS, Permission};
 
+/// By what callers are judged.
 #[derive(Clone, Debug)]
-pub(crate) struct GuardLayer {
-    /// `None` where nobody comes but by the socket that the file system protects.
-    pub(crate) authority: Option<Arc<Authority>>,
+pub(crate) struct By {
+    pub(crate) authority: Arc<Authority>,
+    /// Nobody is asked for a person's certificate.
+    pub(crate) open: bool,
 }
+
+/// `None` where nobody comes but by the socket that the file system protects.
+#[derive(Clone, Debug)]
+pub(crate) struct GuardLayer(pub(crate) Option<By>);
 
 impl<S> Layer<S> for GuardLayer {
     type Service = Guard<S>;
     fn layer(&self, inner: S) -> Guard<S> {
-        Guard { inner, authority: self.authority.clone() }
+        Guard { inner, by: self.0.clone() }
     }
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Guard<S> {
     inner: S,
-    authority: Option<Arc<Authority>>,
+    by: Option<By>,
 }
 
 impl<S> Guard<S> {
@@ -36,8 +42,8 @@ impl<S> Guard<S> {
     fn role<I>(&self, request: &Request<I>) -> Option<Result<Role, String>> {
         let tls = request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>()?;
         let chain = tls.peer_certs().unwrap_or_default();
-        let authority = self.authority.as_ref()?;
-        Some(authority.role_of(&chain).map_err(|error| error.to_string()))
+        let by = self.by.as_ref()?;
+        Some(by.authority.role_of(&chain).map_err(|error| error.to_string()))
     }
 }
 
@@ -55,13 +61,45 @@ impl Caller {
     }
 }
 
-/// Whether a certificate of this role opens what this permission stands for.
-fn opens(permission: Permission, role: Option<Role>) -> bool {
-    match permission {
-        Permission::Route => matches!(role, Some(Role::Router | Role::Gateway)),
-        Permission::Serve => role == Some(Role::Node),
-        Permission::Order => false,
-        Permission::Read | Permission::Actor | Permission::Administer | Permission::Wipe | Permission::Anyone => true,
+/// What it takes to be let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Needs {
+    Nothing,
+    /// A certificate of one of these roles.
+    Role(&'static [Role]),
+    /// A person's certificate, where not everybody is let in.
+    Person,
+}
+
+impl Needs {
+    fn of(permission: Permission) -> Self {
+        match permission {
+            Permission::Anyone => Self::Nothing,
+            Permission::Route => Self::Role(&[Role::Router, Role::Gateway]),
+            Permission::Serve => Self::Role(&[Role::Node]),
+            Permission::Order => Self::Role(&[]),
+            Permission::Read | Permission::Actor | Permission::Administer | Permission::Wipe => Self::Person,
+        }
+    }
+
+    fn are_met(self, role: Option<Role>, open: bool) -> bool {
+        match self {
+            Self::Nothing => true,
+            Self::Role(roles) => role.is_some_and(|role| roles.contains(&role)),
+            Self::Person => open || role == Some(Role::Cli),
+        }
+    }
+
+    fn refusal(self, call: &str, role: Result<Role, String>) -> Status {
+        let caller =
+            role.map_or_else(|why| format!("the caller is not ({why})"), |role| format!("the caller is {role}"));
+        Status::permission_denied(match self {
+            Self::Person => format!(
+                "{call} is for people with a certificate of the instance, and {caller}\n  \
+                 give --data-dir a directory with the instance's `identity` in it, or use the socket on the server's machine"
+            ),
+            _ => format!("{call} is for parts of the instance, and {caller}"),
+        })
     }
 }
 
@@ -85,13 +123,11 @@ where
         request.extensions_mut().insert(Caller::of(role.as_ref()));
         let call = request.uri().path().trim_start_matches('/');
         let permission = PERMISSIONS.iter().find(|(name, _)| *name == call).map(|(_, permission)| *permission);
-        if let (Some(permission), Some(role)) = (permission, role)
-            && !opens(permission, role.as_ref().ok().copied())
+        let open = self.by.as_ref().is_some_and(|by| by.open);
+        if let (Some(needs), Some(role)) = (permission.map(Needs::of), role)
+            && !needs.are_met(role.as_ref().ok().copied(), open)
         {
-            let caller =
-                role.map_or_else(|why| format!("the caller is not ({why})"), |role| format!("the caller is {role}"));
-            let refused = Status::permission_denied(format!("{call} is for parts of the instance, and {caller}"));
-            return Box::pin(std::future::ready(Ok(refused.into_http())));
+            return Box::pin(std::future::ready(Ok(needs.refusal(call, role).into_http())));
         }
         Box::pin(self.inner.call(request))
     }
@@ -108,12 +144,31 @@ mod tests {
         assert_eq!(Caller::of(Some(&Err("it has none".to_owned()))), Caller("no certificate".to_owned()));
     }
 
+    fn opens(permission: Permission, role: Option<Role>, open: bool) -> bool {
+        Needs::of(permission).are_met(role, open)
+    }
+
     #[test]
     fn a_part_may_do_its_own_part_only() {
-        assert!(opens(Permission::Route, Some(Role::Router)) && !opens(Permission::Route, Some(Role::Node)));
-        assert!(opens(Permission::Serve, Some(Role::Node)) && !opens(Permission::Serve, Some(Role::Router)));
-        for internal in [Permission::Route, Permission::Serve, Permission::Order] {
-            assert!(!opens(internal, None) && !opens(internal, Some(Role::Cli)), "{internal:?}");
+        for open in [true, false] {
+            let opens = |permission, role| opens(permission, role, open);
+            assert!(opens(Permission::Route, Some(Role::Router)) && !opens(Permission::Route, Some(Role::Node)));
+            assert!(opens(Permission::Serve, Some(Role::Node)) && !opens(Permission::Serve, Some(Role::Router)));
+            for internal in [Permission::Route, Permission::Serve, Permission::Order] {
+                assert!(!opens(internal, None) && !opens(internal, Some(Role::Cli)), "{internal:?}");
+            }
         }
+    }
+
+    #[test]
+    fn where_it_is_not_open_to_everybody_people_show_who_they_are() {
+        for permission in [Permission::Read, Permission::Actor, Permission::Administer, Permission::Wipe] {
+            assert!(opens(permission, None, true) && !opens(permission, None, false), "{permission:?}");
+            assert!(opens(permission, Some(Role::Cli), false), "{permission:?}");
+            for part in [Role::Node, Role::Router, Role::Worker] {
+                assert!(!opens(permission, Some(part), false), "{part} is no person: {permission:?}");
+            }
+        }
+        assert!(opens(Permission::Anyone, None, false));
     }
 }

@@ -61,12 +61,14 @@ pub struct Listeners {
     pub tls: Option<Secured>,
 }
 
-/// Whoever can connect may use what is for people; what is for parts of the instance needs the part's certificate.
+/// What is for people needs a person's certificate unless it is open to everybody who can connect; what is for parts of the
+/// instance always needs the part's.
 #[derive(Debug)]
 pub struct Secured {
     pub listener: TcpListener,
     pub config: Arc<rustls::ServerConfig>,
     pub authority: Arc<ate_identity::Authority>,
+    pub open: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +87,8 @@ pub async fn serve(
     listeners: Listeners,
     shutdown: CancellationToken,
 ) -> Result<(), ServeError> {
-    let authority = listeners.tls.as_ref().map(|tls| Arc::clone(&tls.authority));
+    let secured_by =
+        listeners.tls.as_ref().map(|tls| guard::By { authority: Arc::clone(&tls.authority), open: tls.open });
     let routes = || -> Result<_, ServeError> {
         let reflection = || {
             tonic_reflection::server::Builder::configure()
@@ -101,7 +104,7 @@ pub async fn serve(
             .concurrency_limit_per_connection(MAX_CALLS as usize)
             .max_concurrent_streams(MAX_CALLS)
             .layer(elapsed::ElapsedLayer)
-            .layer(guard::GuardLayer { authority: authority.clone() })
+            .layer(guard::GuardLayer(secured_by.clone()))
             .add_service(reflection().build_v1()?)
             // Clients of before 2023 know this one only, and the public server has it too.
             .add_service(reflection().build_v1alpha()?)

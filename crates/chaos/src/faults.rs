@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
+use anyhow::ensure;
 use ate_testkit::Cluster;
 use ate_testkit_minio::Minio;
 use rand::Rng;
@@ -23,11 +24,15 @@ pub(crate) struct Site {
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     KillApi,
+    /// It is taken for dead by the others, and goes on as if nothing had been.
+    StopApi,
     KillNode,
     /// For longer than its lease: its actors go on elsewhere, and it comes back.
     LoseNode,
     /// It neither speaks nor hears for a while, and goes on as if nothing had been.
     StopNode,
+    /// It runs, and what it says is not heard, or it does not hear, or both.
+    CutNode,
     KillRouter,
     KillWorker,
     StopWorker,
@@ -40,11 +45,13 @@ enum Fault {
 }
 
 impl Fault {
-    const ALL: [(Self, &'static str); 12] = [
+    const ALL: [(Self, &'static str); 14] = [
         (Self::KillApi, "kill api"),
+        (Self::StopApi, "stop api"),
         (Self::KillNode, "kill node"),
         (Self::LoseNode, "lose node"),
         (Self::StopNode, "stop node"),
+        (Self::CutNode, "cut node"),
         (Self::KillRouter, "kill router"),
         (Self::KillWorker, "kill worker"),
         (Self::StopWorker, "stop worker"),
@@ -90,8 +97,10 @@ impl Faults {
     }
 
     /// Lets it be well for a moment, then inflicts the next fault and mends it.
-    pub(crate) async fn inflict(&mut self, site: &mut Site) {
+    pub(crate) async fn inflict(&mut self, site: &mut Site) -> anyhow::Result<()> {
         self.wait(500..2500).await;
+        let ended = site.cluster.ended();
+        ensure!(ended.is_empty(), "ended without being told to: {}", ended.join(", "));
         if self.round.is_empty() {
             self.round = Fault::ALL.to_vec();
         }
@@ -103,10 +112,25 @@ impl Faults {
             Fault::KillNode => self.kill(site, "node", 0..3000).await,
             Fault::LoseNode => self.kill(site, "node", 17_000..20_000).await,
             Fault::KillRouter => self.kill(site, "router", 0..1000).await,
+            Fault::StopApi => {
+                let name = self.one_of(&site.cluster.running("api"));
+                let pid = site.cluster.pid(&name);
+                self.stand_still(&name, pid, 1000..12_000).await;
+            }
             Fault::StopNode => {
                 let name = self.one_of(&site.cluster.running("node"));
                 let pid = site.cluster.pid(&name);
                 self.stand_still(&name, pid, 5000..20_000).await;
+            }
+            Fault::CutNode => {
+                let name = self.one_of(&site.cluster.running("node"));
+                let (to, from) =
+                    *[(true, true), (true, false), (false, true)].choose(&mut self.dice).expect("not empty");
+                self.tell(&format!("{name} is cut off (to it: {to}, from it: {from})"));
+                site.cluster.cut(&name, to, from);
+                self.wait(3000..20_000).await;
+                site.cluster.cut(&name, false, false);
+                self.tell(&format!("{name} is reached again"));
             }
             Fault::StopWorker => {
                 if let Some(pid) = site.cluster.worker_pids().choose(&mut self.dice).copied() {
@@ -139,6 +163,7 @@ impl Faults {
             }
             Fault::Failpoint => self.failpoint(site).await,
         }
+        Ok(())
     }
 
     /// Everything runs again.

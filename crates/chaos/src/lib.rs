@@ -48,13 +48,15 @@ pub struct Plan {
 pub struct Report {
     pub faults: BTreeMap<&'static str, usize>,
     pub examined: Examined,
+    /// Suspends that were asked for and not acknowledged: nothing was promised for them.
+    pub refused_suspends: usize,
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Examined { actors, answers, unanswered, suspends, generations } = self.examined;
         writeln!(f, "{actors} actors: {answers} counts answered, {unanswered} not, over {generations} generations")?;
-        writeln!(f, "{suspends} suspends acknowledged as durable")?;
+        writeln!(f, "{suspends} suspends acknowledged as durable, {} not", self.refused_suspends)?;
         let faults: Vec<String> = self.faults.iter().map(|(name, count)| format!("{name} {count}")).collect();
         write!(f, "faults: {}", faults.join(", "))
     }
@@ -70,6 +72,7 @@ pub async fn run(plan: &Plan) -> anyhow::Result<Report> {
         storage: Some("s3".to_owned()),
         env: minio.environment(),
         disk_bytes: Some(faults::DISK_BYTES),
+        can_be_cut: true,
     };
     let program = plan.program.to_str().ok_or_else(|| anyhow::anyhow!("the program's path is not UTF-8"))?;
     let cluster = Cluster::start_with(program, shape).await;
@@ -87,16 +90,22 @@ pub async fn run(plan: &Plan) -> anyhow::Result<Report> {
     let running = tokio::spawn(Arc::clone(&traffic).run(plan.seed, stop.clone()));
     let mut faults = Faults::new(StdRng::seed_from_u64(plan.seed));
     let until = Instant::now() + plan.length;
-    while Instant::now() < until {
-        faults.inflict(&mut site).await;
+    let mut inflicted = Ok(());
+    while inflicted.is_ok() && Instant::now() < until {
+        inflicted = faults.inflict(&mut site).await;
     }
-    faults.mend_all(&mut site).await;
+    if inflicted.is_ok() {
+        faults.mend_all(&mut site).await;
+    }
     stop.cancel();
     running.await?;
     let seen = traffic.seen();
-    let judged = verdict::judge(&mut site, &traffic, &seen).await;
+    let judged = match inflicted {
+        Ok(()) => verdict::judge(&mut site, &traffic, &seen).await,
+        Err(error) => Err(error),
+    };
     match judged {
-        Ok(examined) => Ok(Report { faults: faults.counts, examined }),
+        Ok(examined) => Ok(Report { faults: faults.counts, examined, refused_suspends: traffic.refused_suspends() }),
         Err(error) => {
             keep(&plan.evidence, &site.cluster, &seen, faults.told())?;
             Err(error.context(format!("seed {}: what was seen and said is in {}", plan.seed, plan.evidence.display())))

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ate_testkit::{Client, Cluster, Reply};
@@ -31,6 +32,7 @@ pub(crate) struct Traffic {
     router: u16,
     begun: Instant,
     seen: Mutex<Vec<Seen>>,
+    refused_suspends: AtomicUsize,
 }
 
 impl Traffic {
@@ -40,7 +42,12 @@ impl Traffic {
             router: cluster.router_port(0),
             begun: Instant::now(),
             seen: Mutex::default(),
+            refused_suspends: AtomicUsize::new(0),
         }
+    }
+
+    pub(crate) fn refused_suspends(&self) -> usize {
+        self.refused_suspends.load(Ordering::Relaxed)
     }
 
     pub(crate) fn seen(&self) -> Vec<Seen> {
@@ -107,8 +114,9 @@ impl Traffic {
             client.try_suspend(ATESPACE, actor).await.ok()?;
             client.suspended_generation(ATESPACE, actor).await
         };
-        if let Ok(Some(generation)) = tokio::time::timeout(ANSWER_WITHIN, asked).await {
-            self.saw(actor, begun, What::Suspended { generation });
+        match tokio::time::timeout(ANSWER_WITHIN, asked).await {
+            Ok(Some(generation)) => self.saw(actor, begun, What::Suspended { generation }),
+            _ => drop(self.refused_suspends.fetch_add(1, Ordering::Relaxed)),
         }
     }
 }

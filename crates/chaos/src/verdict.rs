@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use ate_testkit::{Client, Leaks};
-use ate_witness::{Examined, Seen};
+use ate_witness::{Examined, Seen, What};
 
 use crate::faults::Site;
 use crate::traffic::Traffic;
@@ -14,6 +14,11 @@ use crate::{ACTORS, ATESPACE, WORKERS};
 const WITHIN: Duration = Duration::from_secs(180);
 
 pub(crate) async fn judge(site: &mut Site, traffic: &Traffic, seen: &[Seen]) -> anyhow::Result<Examined> {
+    // Nobody was away for all of it.
+    for actor in crate::actors() {
+        let answered = |seen: &&Seen| seen.actor == actor && matches!(seen.what, What::Answered { .. });
+        ensure!(seen.iter().any(|seen| answered(&seen)), "actor {actor} never answered while there were faults");
+    }
     // Nobody is stuck: everybody answers, and what they say goes with what was seen.
     for actor in crate::actors() {
         let begun = Instant::now();
@@ -38,6 +43,14 @@ pub(crate) async fn judge(site: &mut Site, traffic: &Traffic, seen: &[Seen]) -> 
     settled("nothing is stored that nobody refers to", || async { manifests(site) == ACTORS + 1 })
         .await
         .with_context(|| format!("{} snapshots for {ACTORS} actors and their template", manifests(site)))?;
+
+    for (log, said) in site.cluster.logs() {
+        if let Some(line) = said.lines().find(|line| line.contains("panicked at")) {
+            bail!("{}: {line}", log.display());
+        }
+    }
+    let ended = site.cluster.ended();
+    ensure!(ended.is_empty(), "ended without being told to: {}", ended.join(", "));
 
     site.cluster.stop_all().await;
     let checked = site.cluster.check_store();

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ate_identity::Role;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -110,6 +111,8 @@ pub(crate) enum DialError {
     Untrusted { endpoint: Endpoint, authority: PathBuf, source: io::Error },
     #[error("there is no telling whether {endpoint} can be trusted: cannot read {}", authority.display())]
     NoAuthority { endpoint: Endpoint, authority: PathBuf, source: rustls::pki_types::pem::Error },
+    #[error("cannot show {endpoint} who asks")]
+    NoIdentity { endpoint: Endpoint, source: Box<ate_identity::IdentityError> },
 }
 
 impl DialError {
@@ -120,6 +123,7 @@ impl DialError {
             }
             Self::NoDaemon { data_dir: None, .. } => "start the daemon, or correct --endpoint".to_owned(),
             Self::Denied { .. } => "run this as the user who runs the daemon, for example with sudo".to_owned(),
+            Self::NoIdentity { .. } => "mend the directory `identity`, or use another with --data-dir".to_owned(),
             Self::Unreachable { .. } => "see whether --endpoint is right and the daemon listens there".to_owned(),
             Self::Untrusted { authority, .. } | Self::NoAuthority { authority, .. } => format!(
                 "put its ca.pem at {}, or pass --insecure-skip-verify if nobody can stand in between",
@@ -213,7 +217,15 @@ impl Dialer {
         self.data_dir.join("identity/ca.pem")
     }
 
+    /// Whoever has the instance's identity shows it; everybody else is a stranger, as which one may ask, too.
     fn tls_config(&self) -> Result<ClientConfig, DialError> {
+        let directory = self.data_dir.join("identity");
+        if !self.skip_verify && std::fs::File::open(directory.join("authority.pem")).is_ok() {
+            let identity = ate_identity::Identity::open(&directory);
+            return identity
+                .and_then(|identity| identity.client_config(Role::Cli, Role::Api))
+                .map_err(|source| DialError::NoIdentity { endpoint: self.endpoint.clone(), source: Box::new(source) });
+        }
         let provider = Arc::new(aws_lc_rs::default_provider());
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()

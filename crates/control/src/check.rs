@@ -16,7 +16,6 @@ use serde::de::DeserializeOwned;
 use crate::Usage;
 use crate::actors::is_golden;
 use crate::catalog::Template;
-use crate::quota::snapshot_bytes;
 use crate::records::{
     Assignee, AtespaceRecord, HistoryEntry, Job, NodeRecord, OperationRecord, ReplicaRecord, WorkerRecord, actor_key,
     atespace_key, object_key, operation_key, worker_key,
@@ -28,6 +27,8 @@ const KEPT: usize = 1000;
 const RESTORE: &str = "restore a backup: ate store restore --replace";
 const NEWER: &str =
     "if a newer program wrote it, use that one; otherwise restore a backup: ate store restore --replace";
+const RECOUNT: &str =
+    "stop the servers, then: ate store backup FILE, and ate store restore FILE --replace, which counts anew";
 const BY_ITSELF: &str = "the control plane mends this when it runs; if it stays, restore a backup";
 
 /// Something that is wrong.
@@ -172,10 +173,7 @@ impl Check {
             self.found.add(&record.key, format!("another actor has its uid {} too", actor.uid), RESTORE);
         }
         if !is_golden(&actor.key) {
-            let used = self.used.entry(actor.key.atespace.clone()).or_default();
-            used.actors += 1;
-            used.running += u64::from(actor.lease().is_some());
-            used.snapshot_bytes += snapshot_bytes(&actor);
+            self.used.entry(actor.key.atespace.clone()).or_default().add(&actor);
         }
         let known = Known {
             uid: actor.uid,
@@ -255,7 +253,7 @@ impl Check {
             let (counted, used) = (of(&self.counted), of(&self.used));
             if counted != used {
                 let wrong = format!("{counted} are counted, and there are {used}: its quota does not hold");
-                found.add(atespace_key(atespace), wrong, RESTORE);
+                found.add(atespace_key(atespace), wrong, RECOUNT);
             }
         }
         for uid in self.remembered.difference(&self.uids).filter(|uid| !self.going.contains(uid)) {

@@ -160,6 +160,7 @@ impl Control {
             }
             let given_up = NodeRecord { given_up: true, ..read.value.clone() };
             match self.store.commit(Change::new().replace(&read.record, read.rewritten(&given_up))).await {
+                Ok(_) if given_up.leaving => tracing::info!(%node, "a node has left"),
                 Ok(_) => {
                     self.counters.nodes_given_up.one();
                     tracing::warn!(%node, "a node has been silent for too long and is given up");
@@ -202,5 +203,18 @@ impl Control {
                 () = tokio::time::sleep(self.settings.reconcile) => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    /// What a clock that is off by one in a thousand, a slow answer and the holding of an actor can take together.
+    const MARGIN: Duration = Duration::from_secs(4);
+
+    #[test]
+    fn a_node_has_stopped_serving_before_it_is_given_up() {
+        assert!(crate::Settings::default().node_lease >= ate_orders::NODE_SERVES_FOR + MARGIN);
     }
 }

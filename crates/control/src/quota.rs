@@ -51,6 +51,19 @@ pub struct Usage {
 }
 
 impl Usage {
+    /// Takes in one more actor.
+    pub(crate) fn add(&mut self, actor: &Actor) {
+        self.actors += 1;
+        self.running += u64::from(actor.lease().is_some());
+        self.snapshot_bytes += snapshot_bytes(actor);
+    }
+
+    /// The numbers that are kept of it, where they are not zero.
+    pub(crate) fn counts(self, atespace: &AtespaceName) -> impl Iterator<Item = (Key, u64)> {
+        let counts = [(ACTORS, self.actors), (RUNNING, self.running), (BYTES, self.snapshot_bytes)];
+        counts.into_iter().filter(|(_, count)| *count > 0).map(|(what, count)| (count_key(atespace, what), count))
+    }
+
     pub(crate) fn set(&mut self, what: &str, number: u64) {
         match what {
             ACTORS => self.actors = number,
@@ -67,17 +80,15 @@ impl std::fmt::Display for Usage {
     }
 }
 
-/// Whether a number is of what goes on, and means nothing once nobody runs.
-pub(crate) fn is_of_the_moment(key: &Key) -> bool {
-    key.segments().nth(1).is_some_and(|what| what == RUNNING || what == WAKES)
-}
-
 const ACTORS: &str = "actors";
 const RUNNING: &str = "running";
 const BYTES: &str = "bytes";
 const WAKES: &str = "wakes";
 
 const SECOND: u64 = 1_000_000;
+
+/// What a pace can be ahead of any clock that is right, with room for clocks that are nearly so.
+const AHEAD: u64 = 5 * SECOND;
 
 pub(crate) fn count_key(atespace: &AtespaceName, what: &str) -> Key {
     Key::new(Kind::Count, [atespace.as_str(), what]).expect("names are segments")
@@ -96,21 +107,6 @@ fn difference(before: u64, after: u64) -> i64 {
 
 fn add(change: Change, atespace: &AtespaceName, what: &str, by: i64) -> Change {
     if by == 0 { change } else { change.add(count_key(atespace, what), by) }
-}
-
-/// Guards what adds one.
-fn room_for_one(
-    change: Change,
-    atespace: &AtespaceName,
-    what: &str,
-    most: Option<u64>,
-) -> Result<Change, ControlError> {
-    match most {
-        // Not even one: a number is never below zero, so no guard could say this.
-        Some(0) => Err(exceeded(&Guard::AtMost(count_key(atespace, what), 0)).unwrap_or_else(ControlError::conflict)),
-        Some(most) => Ok(change.guard(Guard::AtMost(count_key(atespace, what), most - 1))),
-        None => Ok(change),
-    }
 }
 
 /// Each wake takes its part of a second, from now or from when those before it are through; one that would begin a second
@@ -144,6 +140,29 @@ pub(crate) fn exceeded(guard: &Guard) -> Option<ControlError> {
 }
 
 impl Control {
+    /// Guards what adds one.
+    fn room_for_one(
+        &self,
+        change: Change,
+        atespace: &AtespaceName,
+        what: &str,
+        most: Option<u64>,
+    ) -> Result<Change, ControlError> {
+        match most {
+            // Not even one: a number is never below zero, so no guard could say this.
+            Some(0) => Err(self.refuse(&Guard::AtMost(count_key(atespace, what), 0))),
+            Some(most) => Ok(change.guard(Guard::AtMost(count_key(atespace, what), most - 1))),
+            None => Ok(change),
+        }
+    }
+
+    /// A limit that is known to be reached without asking the store.
+    fn refuse(&self, guard: &Guard) -> ControlError {
+        let refused = exceeded(guard).unwrap_or_else(ControlError::conflict);
+        self.note_refusal(&refused);
+        refused
+    }
+
     /// Counts an actor that is created.
     pub(crate) fn count_created(&self, change: Change, actor: &Actor) -> Result<Change, ControlError> {
         let atespace = &actor.key.atespace;
@@ -152,7 +171,7 @@ impl Control {
         }
         let change = add(change, atespace, ACTORS, 1);
         let change = add(change, atespace, BYTES, difference(0, snapshot_bytes(actor)));
-        room_for_one(change, atespace, ACTORS, self.quota_of(atespace).actors)
+        self.room_for_one(change, atespace, ACTORS, self.quota_of(atespace).actors)
     }
 
     /// Counts an actor that is deleted.
@@ -181,13 +200,12 @@ impl Control {
 
     fn ask_to_wake(&self, change: Change, atespace: &AtespaceName) -> Result<Change, ControlError> {
         let quota = self.quota_of(atespace);
-        let mut change = room_for_one(change, atespace, RUNNING, quota.running)?;
+        let mut change = self.room_for_one(change, atespace, RUNNING, quota.running)?;
         if let Some(most) = quota.snapshot_bytes {
             change = change.guard(Guard::AtMost(count_key(atespace, BYTES), most));
         }
         if let Some(rate) = quota.wakes_per_second {
-            let now = u64::try_from(self.world.now().as_microsecond()).unwrap_or(0);
-            change = at_pace(change, atespace, rate, now);
+            change = at_pace(change, atespace, rate, self.now_micros());
         }
         Ok(change)
     }
@@ -200,12 +218,31 @@ impl Control {
             let Some(most) = most else { continue };
             let key = count_key(&key.atespace, what);
             if number(self.store.get(&key).await?.as_ref())? > most {
-                let refused = exceeded(&Guard::AtMost(key, most)).unwrap_or_else(ControlError::conflict);
-                self.note_refusal(&refused);
-                return Err(refused);
+                return Err(self.refuse(&Guard::AtMost(key, most)));
             }
         }
-        Ok(())
+        match quota.wakes_per_second {
+            Some(_) => self.mend_pace(&key.atespace).await,
+            None => Ok(()),
+        }
+    }
+
+    /// No pace is ever further ahead than a second and what clocks of replicas differ by: one that is was set by a clock that
+    /// went wrong, and would keep everybody waiting until the others have caught up with it.
+    async fn mend_pace(&self, atespace: &AtespaceName) -> Result<(), ControlError> {
+        let Some(record) = self.store.get(&count_key(atespace, WAKES)).await? else { return Ok(()) };
+        if number(Some(&record))? <= self.now_micros() + AHEAD {
+            return Ok(());
+        }
+        tracing::warn!(%atespace, "its wakes were counted by a clock that is ahead: they are counted anew");
+        match self.store.commit(Change::new().guard(record.unchanged()).delete(record.key.clone())).await {
+            Err(CommitError::Conflict { .. }) | Ok(_) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn now_micros(&self) -> u64 {
+        u64::try_from(self.world.now().as_microsecond()).unwrap_or(0)
     }
 
     fn quota_of(&self, atespace: &AtespaceName) -> Quota {

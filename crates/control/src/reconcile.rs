@@ -7,9 +7,11 @@ use ate_actor::{Actor, Event, Phase};
 use ate_name::{NodeName, OpId, WorkerUid};
 use ate_orders::{Hosted, Identity, NodeError, NodeReport, WorkerReport};
 use ate_snapshot::SnapshotKey;
+use ate_store::{Change, CommitError, Guard};
 
 use crate::ledger::Note;
-use crate::records::{Read, WorkerRecord, operation_key};
+use crate::records::{Read, WorkerRecord, actor_key, operation_key, worker_key};
+use crate::workers::is_held;
 use crate::{Code, Control, ControlError};
 
 impl Control {
@@ -39,8 +41,14 @@ impl Control {
             self.worker_up(node, report).await?;
         }
         for (uid, (worker, actor)) in expected {
+            let held = worker
+                .assigned
+                .as_ref()
+                .is_none_or(|assignee| actor.as_ref().is_some_and(|actor| is_held(uid, assignee, &actor.value)));
             match found.get(&uid) {
                 None => self.worker_gone(uid, "its worker is gone").await?,
+                // Or it has just come or gone: both are read again.
+                Some(_) if !held => self.check_assigned(uid).await?,
                 Some(report) => self.check_tenant(&worker, actor, report).await?,
             }
         }
@@ -57,6 +65,28 @@ impl Control {
         }
         self.take_reports(&reports);
         Ok(true)
+    }
+
+    /// A worker that is assigned to somebody who does not hold it would never be free again. No transition leaves one; what
+    /// was lost or written by hand may.
+    async fn check_assigned(&self, worker: WorkerUid) -> Result<(), ControlError> {
+        let Some(record) = self.store.get(&worker_key(worker)).await? else { return Ok(()) };
+        let read = Read::<WorkerRecord>::decode(record)?;
+        let Some(assignee) = &read.value.assigned else { return Ok(()) };
+        let actor = self.actor_if_any(&assignee.key).await?;
+        if actor.as_ref().is_some_and(|actor| is_held(worker, assignee, &actor.value)) {
+            return Ok(());
+        }
+        tracing::warn!(%worker, actor = %assignee.key, "a worker that is assigned to an actor that does not hold it is freed");
+        let guard = actor.map_or_else(|| Guard::Absent(actor_key(&assignee.key)), |actor| actor.record.unchanged());
+        let free = WorkerRecord { assigned: None, ..read.value.clone() };
+        let change = Change::new().guard(guard).replace(&read.record, read.rewritten(&free));
+        match self.store.commit(change).await {
+            // It has changed since: the next look decides.
+            Err(CommitError::Conflict { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+            Ok(_) => self.look_at_worker(worker).await,
+        }
     }
 
     /// Whoever runs in a worker by the record must be there. Those on their way in or out are their operation's business.

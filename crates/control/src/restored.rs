@@ -12,21 +12,22 @@
 //!                  a golden snapshot                     begins anew, as after any crash
 //!   worker       gone: nodes tell which there are, and reconciling ends whom nobody knows
 //!   replica      gone: those processes are
-//!   count        of those who run: gone, nobody does
+//!   count        counted anew: the backup may be the remedy of a count that is wrong
 //!   node         stays: one that does not come back is given up when its lease is over, and so is what only it had
 //! ```
 //!
 //! The commit line goes on past everything that anybody can have seen of it, so that no watcher takes up where it was.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ate_actor::{Actor, Event, Phase};
-use ate_name::{ActorKey, Generation};
-use ate_store::{Counts, Kind, Mutation, Record, Revision};
+use ate_name::{ActorKey, AtespaceName, Generation};
+use ate_store::{Counts, Key, Kind, Mutation, Record, Revision};
 use jiff::Timestamp;
 
 use crate::ControlError;
-use crate::quota::is_of_the_moment;
+use crate::Usage;
+use crate::actors::is_golden;
 use crate::records::{HISTORY_KEPT, HistoryEntry, Read, encode, history_key, operation_key};
 
 /// A store makes fewer commits in a second than this, and assigns one actor fewer times. So by a given second neither has
@@ -54,6 +55,8 @@ pub struct Restoring {
     past: u64,
     revision: Revision,
     summary: Summary,
+    /// What atespaces use.
+    used: BTreeMap<AtespaceName, Usage>,
 }
 
 /// What a restore has changed.
@@ -94,7 +97,7 @@ impl Restoring {
         }
         let past = seconds.saturating_mul(MOST_IN_A_SECOND);
         let revision = Revision(past.max(revision.0 + 1));
-        Ok(Self { backup, now, past, revision, summary: Summary::default() })
+        Ok(Self { backup, now, past, revision, summary: Summary::default(), used: BTreeMap::new() })
     }
 
     /// The revision of the restored store.
@@ -114,7 +117,7 @@ impl Restoring {
                 self.summary.dropped.add(kind);
                 Ok(Vec::new())
             }
-            Kind::Count if is_of_the_moment(&record.key) => Ok(Vec::new()),
+            Kind::Count => Ok(Vec::new()),
             Kind::Actor => {
                 self.summary.kept.add(kind);
                 self.actor(Read::decode(record)?)
@@ -126,10 +129,24 @@ impl Restoring {
         }
     }
 
+    /// What is written when all records were taken.
+    pub fn finish(&mut self) -> Vec<Mutation> {
+        let counts = std::mem::take(&mut self.used)
+            .into_iter()
+            .flat_map(|(atespace, usage)| usage.counts(&atespace).collect::<Vec<_>>());
+        let put = |(key, count): (Key, u64)| {
+            Mutation::Put(Record { key, version: 1, revision: self.revision, value: count.to_string().into() })
+        };
+        counts.map(put).inspect(|_| self.summary.kept.add(Kind::Count)).collect()
+    }
+
     fn actor(&mut self, read: Read<Actor>) -> Result<Vec<Mutation>, ControlError> {
         let before = &read.value;
         let event = Event::Restored { past: Generation::new(self.past) };
         let (after, _) = before.clone().apply(event).map_err(|_| ControlError::conflict())?;
+        if !is_golden(&after.key) {
+            self.used.entry(after.key.atespace.clone()).or_default().add(&after);
+        }
         let version = read.record.version + 1;
         let put = |key, version, value: Vec<u8>| {
             Mutation::Put(Record { key, version, revision: self.revision, value: value.into() })

@@ -136,11 +136,7 @@ impl Control {
 
     /// Whether whoever a worker is assigned to agrees.
     async fn holds(&self, worker: WorkerUid, assignee: &Assignee) -> Result<bool, ControlError> {
-        Ok(self.actor_if_any(&assignee.key).await?.is_some_and(|read| {
-            read.value.uid == assignee.uid
-                && read.value.generation == assignee.generation
-                && read.value.lease().is_some_and(|lease| lease.worker == worker)
-        }))
+        Ok(self.actor_if_any(&assignee.key).await?.is_some_and(|read| is_held(worker, assignee, &read.value)))
     }
 
     /// The sandbox of this generation is gone: the actor falls back to its last snapshot and can be woken at once.
@@ -297,4 +293,11 @@ impl Control {
         drop(fleet);
         self.freed.notify_waiters();
     }
+}
+
+/// Whether an actor that a worker is assigned to agrees.
+pub(crate) fn is_held(worker: WorkerUid, assignee: &Assignee, actor: &Actor) -> bool {
+    actor.uid == assignee.uid
+        && actor.generation == assignee.generation
+        && actor.lease().is_some_and(|lease| lease.worker == worker)
 }

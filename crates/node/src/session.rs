@@ -95,14 +95,17 @@ impl Node {
         // Each by itself: one that stands still must not keep the others, nor the next renewal, waiting.
         for handle in self.handles() {
             let node = Arc::clone(self);
-            self.tasks.spawn(async move { node.tell_lease(&handle).await });
+            // One that does not answer holds its actor soon, and is ended later.
+            self.tasks.spawn(async move { drop(node.tell_lease(&handle).await) });
         }
     }
 
-    pub(crate) async fn tell_lease(&self, handle: &Handle) {
-        let Some(until) = *self.lease.lock() else { return };
-        // One that does not answer holds its actor soon, and is ended later.
-        let _ = tokio::time::timeout(RENEW_WITHIN, handle.link.call(link::Command::Serve { until }, &[])).await;
+    pub(crate) async fn tell_lease(&self, handle: &Handle) -> Result<(), NodeError> {
+        let Some(until) = *self.lease.lock() else { return Ok(()) };
+        match tokio::time::timeout(RENEW_WITHIN, handle.link.call(link::Command::Serve { until }, &[])).await {
+            Ok(Ok(_)) => Ok(()),
+            _ => Err(NodeError::Worker("it does not take its lease".to_owned())),
+        }
     }
 
     fn session_file(&self) -> PathBuf {

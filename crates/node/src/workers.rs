@@ -220,7 +220,7 @@ impl Node {
             };
             if let Err(error) = alive {
                 tracing::info!(worker = %path.display(), %error, "cleaning up after a worker");
-                self.clean_up(birth.as_ref(), &path);
+                self.clean_up(birth, path).await;
             }
         });
         futures::future::join_all(adopted).await;
@@ -260,8 +260,9 @@ impl Node {
         let egress = SocketPath::of(&egress)
             .and_then(|egress| tokio::net::UnixListener::bind(egress.path()))
             .map_err(NodeError::io("listen for a worker's connections"))?;
+        // Before anybody can reach it: without a lease it would serve for as long as it lives.
+        self.tell_lease(&handle).await?;
         self.workers.lock().insert(birth.uid, Arc::clone(&handle));
-        self.tell_lease(&handle).await;
         let (node, followed) = (Arc::clone(self), Arc::clone(&handle));
         self.tasks.spawn(async move {
             tokio::select! {
@@ -289,8 +290,9 @@ impl Node {
         if self.stopping.is_cancelled() {
             return;
         }
+        // In this order: whoever waits until nothing is left looks at who is known.
+        self.clean_up(Some(handle.birth.clone()), handle.directory.clone()).await;
         self.workers.lock().remove(&worker);
-        self.clean_up(Some(&handle.birth), &handle.directory);
         let _ = self.events.send(NodeEvent::WorkerGone { worker }).await;
         self.missing.notify_one();
     }
@@ -397,7 +399,7 @@ impl Node {
         let handle = match tokio::time::timeout(UP_WITHIN, up).await {
             Ok(Ok(handle)) => handle,
             failed => {
-                self.clean_up(Some(&birth), &directory);
+                self.clean_up(Some(birth), directory).await;
                 return Err(failed
                     .map_err(|_| NodeError::Worker("it took too long".into()))
                     .and_then(|up| up)
@@ -413,8 +415,14 @@ impl Node {
         Ok(())
     }
 
-    /// Removes what a worker has left. Its processes first: it may only have stopped answering.
-    fn clean_up(&self, birth: Option<&Birth>, directory: &Path) {
+    /// Removes what a worker has left, off the reactor.
+    async fn clean_up(self: &Arc<Self>, birth: Option<Birth>, directory: PathBuf) {
+        let node = Arc::clone(self);
+        let _ = tokio::task::spawn_blocking(move || node.clean_up_now(birth.as_ref(), &directory)).await;
+    }
+
+    /// Its processes first: it may only have stopped answering.
+    fn clean_up_now(&self, birth: Option<&Birth>, directory: &Path) {
         if let Some(birth) = birth {
             kill(birth);
             let cgroup = self.cgroup(birth.uid);
@@ -537,7 +545,7 @@ impl Node {
         let node = Arc::clone(self);
         let _ = tokio::task::spawn_blocking(move || {
             for handle in handles {
-                node.clean_up(Some(&handle.birth), &handle.directory);
+                node.clean_up_now(Some(&handle.birth), &handle.directory);
             }
             let _ = node.instance_cgroup().remove();
         })

@@ -156,7 +156,8 @@ impl Router {
         match &reason {
             DialError::Full => return Err(Failure::TooManyConnections),
             DialError::Preface(PrefaceError::Refused) => return Err(Failure::SilentPort(port)),
-            DialError::Preface(PrefaceError::Stale | PrefaceError::Draining) => {
+            // Not one that is just leaving: that is no answer of the past.
+            DialError::Preface(PrefaceError::Stale) => {
                 self.pool.stats.stale_answers.fetch_add(1, Ordering::Relaxed);
             }
             _ => {}

@@ -46,10 +46,13 @@ impl Clients {
         })
     }
 
+    /// The replicas that live.
+    pub(crate) fn living(&self) -> Vec<Arc<Replica>> {
+        self.replicas.lock().iter().filter(|replica| !replica.process.is_dead()).cloned().collect()
+    }
+
     fn replica(&self) -> Option<Arc<Replica>> {
-        let living: Vec<_> =
-            self.replicas.lock().iter().filter(|replica| !replica.process.is_dead()).cloned().collect();
-        self.world.dice.pick(&living).cloned()
+        self.world.dice.pick(&self.living()).cloned()
     }
 
     /// A call to some replica; `None` if it dies, or does not answer in time.

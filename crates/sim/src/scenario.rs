@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_actor::{Actor, Intent, Phase};
-use ate_control::{Asked, AuditEntry, ControlError};
+use ate_control::{Asked, AuditEntry, ControlError, Quota};
 use ate_name::{ActorKey, NodeName};
 
 use crate::replica::Replica;
@@ -273,6 +273,27 @@ impl Stage {
         let node = self.node().await;
         self.simulation.cluster.end_sandbox(&node, ate_orders::Exit::Code(1));
         self.until_suspended().await;
+    }
+
+    /// Limits what its atespace may do.
+    pub async fn set_quota(&self, quota: Quota) {
+        let set =
+            self.simulation.clients.call(async |replica| replica.control.set_quota(&self.actor.atespace, quota).await);
+        set.await.expect("a replica lives").expect("the atespace is there");
+        // Until every replica has heard of it.
+        self.sleep(1).await;
+    }
+
+    /// Suspends the actor and wakes it again, at each replica in turn.
+    pub async fn suspend_and_resume_at_each(&self) -> Vec<Result<(), ControlError>> {
+        let mut resumed = Vec::new();
+        for replica in self.simulation.clients.living() {
+            self.until("at rest or running", |actor| actor.phase.operation().is_none()).await;
+            let suspended = replica.control.save_actor(&self.actor, Intent::Suspend).await;
+            assert!(suspended.is_ok(), "{:?}", suspended.err());
+            resumed.push(replica.control.resume_actor(&self.actor, false).await.map(drop));
+        }
+        resumed
     }
 
     /// Why a living replica does not wake it, if it does not.

@@ -292,3 +292,17 @@ fn a_fork_of_what_never_ran_is_refused() {
         assert!(refused.text.contains("no snapshot yet"), "{refused}");
     });
 }
+
+#[test]
+fn a_clock_that_is_ahead_keeps_nobody_from_waking() {
+    play(async |stage: &Stage| {
+        stage.set_quota(ate_control::Quota { wakes_per_second: Some(100), ..Default::default() }).await;
+        // The clocks of replicas disagree by minutes here: whoever is behind must not wait until it is as late there.
+        for _ in 0..3 {
+            for resumed in stage.suspend_and_resume_at_each().await {
+                assert!(resumed.is_ok(), "{:?}", resumed.err());
+            }
+        }
+        stage.count().await;
+    });
+}

@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ate_testkit_postgres::Server;
+use futures::future::join_all;
 
 use crate::client::{Client, PATIENCE, connect};
 use crate::machine::{processes_below, sandbox_runtimes, signal, worker_pids};
+use crate::way::Way;
 
 #[derive(Debug)]
 struct Process {
@@ -30,6 +32,8 @@ pub struct Shape {
     pub env: Vec<(String, String)>,
     /// Each node has a disk of its own, of this size.
     pub disk_bytes: Option<u64>,
+    /// The ways to and from nodes can be [cut](Cluster::cut).
+    pub can_be_cut: bool,
 }
 
 /// Replicas are called `api-0`, `api-1`, …, nodes `node-0`, …, routers `router-0`, ….
@@ -43,6 +47,9 @@ pub struct Cluster {
     env: Vec<(String, String)>,
     /// File systems of nodes.
     mounted: Vec<PathBuf>,
+    /// To each node, and from each node to the replicas.
+    to_nodes: BTreeMap<String, Way>,
+    from_nodes: BTreeMap<String, Vec<Way>>,
 }
 
 impl Cluster {
@@ -52,7 +59,7 @@ impl Cluster {
     }
 
     pub async fn start_with(program: &str, shape: Shape) -> Self {
-        let Shape { apis, nodes, routers, storage, env, disk_bytes } = shape;
+        let Shape { apis, nodes, routers, storage, env, disk_bytes, can_be_cut } = shape;
         let directory = tempfile::Builder::new().prefix("ate-cluster-").tempdir().expect("a temporary directory");
         let postgres = tokio::task::spawn_blocking(Server::default).await.expect("PostgreSQL starts");
         let mut cluster = Self {
@@ -63,11 +70,12 @@ impl Cluster {
             router_ports: (0..routers).map(|_| free_port()).collect(),
             env,
             mounted: Vec::new(),
+            to_nodes: BTreeMap::new(),
+            from_nodes: BTreeMap::new(),
         };
         std::fs::create_dir(cluster.storage()).expect("a directory for snapshots");
         let api_ports: Vec<u16> = (0..apis).map(|_| free_port()).collect();
-        let api = api_ports.iter().flat_map(|port| ["--api".to_owned(), format!("127.0.0.1:{port}")]);
-        let api: Vec<String> = api.collect();
+        let api_at: Vec<SocketAddr> = api_ports.iter().map(|port| ([127, 0, 0, 1], *port).into()).collect();
         let runtimes = sandbox_runtimes();
         for (index, port) in api_ports.iter().enumerate() {
             let listen = format!("127.0.0.1:{port}");
@@ -76,8 +84,19 @@ impl Cluster {
         }
         let storage = storage.unwrap_or_else(|| cluster.storage().display().to_string());
         for index in 0..nodes {
-            let (name, listen) = (format!("node-{index}"), format!("127.0.0.1:{}", free_port()));
-            let mut arguments = vec!["--name", &name, "--listen", &listen, "--storage", &storage];
+            let (name, at) = (format!("node-{index}"), SocketAddr::from(([127, 0, 0, 1], free_port())));
+            let (mut advertised, mut api_at) = (at, api_at.clone());
+            if can_be_cut {
+                let to = cluster.to_nodes.entry(name.clone()).or_insert(Way::to(at).await);
+                advertised = to.at();
+                let from = join_all(api_at.into_iter().map(Way::to)).await;
+                api_at = from.iter().map(Way::at).collect();
+                cluster.from_nodes.insert(name.clone(), from);
+            }
+            let (listen, advertise) = (at.to_string(), advertised.to_string());
+            let mut arguments =
+                vec!["--name", &name, "--listen", &listen, "--advertise", &advertise, "--storage", &storage];
+            let api = api_arguments(&api_at);
             arguments.extend(api.iter().map(String::as_str));
             cluster.add("node", index, &arguments);
             if let Some(bytes) = disk_bytes {
@@ -87,6 +106,7 @@ impl Cluster {
         for (index, port) in cluster.router_ports.clone().into_iter().enumerate() {
             let listen = format!("127.0.0.1:{port}");
             let mut arguments = vec!["--listen", listen.as_str()];
+            let api = api_arguments(&api_at);
             arguments.extend(api.iter().map(String::as_str));
             cluster.add("router", index, &arguments);
         }
@@ -176,6 +196,33 @@ impl Cluster {
     pub fn stopped(&self) -> Vec<String> {
         let stopped = |(name, process): (&String, &Process)| process.child.is_none().then(|| name.clone());
         self.processes.iter().filter_map(stopped).collect()
+    }
+
+    /// Cuts the ways to a node and from it, or mends them.
+    pub fn cut(&self, node: &str, to: bool, from: bool) {
+        self.to_nodes[node].set_cut(to);
+        self.from_nodes[node].iter().for_each(|way| way.set_cut(from));
+    }
+
+    /// Those that should run, and have ended by themselves.
+    pub fn ended(&mut self) -> Vec<String> {
+        let started: Vec<String> = self
+            .processes
+            .iter()
+            .filter(|(_, process)| process.child.is_some())
+            .map(|(name, _)| name.clone())
+            .collect();
+        started.into_iter().filter(|name| !self.is_alive(name)).collect()
+    }
+
+    /// What everybody has said so far, by the name of the log: roles, and workers that are there now.
+    pub fn logs(&self) -> Vec<(PathBuf, String)> {
+        let workers = self.processes.keys().filter(|name| name.starts_with("node")).flat_map(|name| {
+            let entries = std::fs::read_dir(self.data(name).join("node/workers")).into_iter().flatten().flatten();
+            entries.map(|entry| entry.path().join("worker.log"))
+        });
+        let paths = self.processes.values().map(|process| process.log.clone()).chain(workers);
+        paths.filter_map(|path| Some((path.clone(), std::fs::read_to_string(path).ok()?))).collect()
     }
 
     /// Whether a process that was started has not ended by itself.
@@ -313,6 +360,10 @@ impl Drop for Cluster {
             }
         }
     }
+}
+
+fn api_arguments(api_at: &[SocketAddr]) -> Vec<String> {
+    api_at.iter().flat_map(|at| ["--api".to_owned(), at.to_string()]).collect()
 }
 
 /// A port that was free a moment ago. Processes are started again on the port they had, so the kernel cannot choose.

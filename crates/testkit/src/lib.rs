@@ -9,6 +9,7 @@ mod counter;
 mod leaks;
 mod machine;
 mod namespace;
+mod way;
 
 pub use client::{Client, pool};
 pub use cluster::{Cluster, Shape};

@@ -1,5 +1,6 @@
 //! The binary as a user runs it, on real gVisor. Needs root.
 
+mod access;
 mod bench;
 mod chaos;
 mod cluster;
@@ -16,6 +17,7 @@ mod protocols;
 mod public_client;
 mod quotas;
 mod snapshots;
+mod store;
 mod verbs;
 
 /// The binary under test.

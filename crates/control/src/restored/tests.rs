@@ -139,6 +139,32 @@ fn workers_and_replicas_go_and_everything_else_stays_as_it_was() {
 }
 
 #[test]
+fn what_atespaces_use_is_counted_anew() {
+    let mut restoring = restoring();
+    let space = AtespaceName::parse("space").unwrap();
+    let wrong = Usage { actors: 7, running: 7, snapshot_bytes: 7 };
+    for (key, count) in wrong.counts(&space) {
+        assert_eq!(restoring.take(record(key, 3, count.to_string().into())).unwrap(), []);
+    }
+    let running = actor("a", [bind(), Event::Started { op: op(1) }]);
+    let stored = Event::Stored { op: op(2), snapshot: snapshot("s"), durable: true };
+    let asleep = actor(
+        "b",
+        [bind(), Event::Started { op: op(1) }, save(Intent::Suspend), Event::Captured { op: op(2) }, stored],
+    );
+    for actor in [&running, &asleep] {
+        restoring.take(of(actor, 3)).unwrap();
+    }
+    let written = restoring.finish();
+    let counted: Vec<_> = written.iter().map(put).map(|record| (record.key.clone(), record.value.to_vec())).collect();
+    let right = Usage { actors: 2, running: 0, snapshot_bytes: 1 };
+    assert_eq!(
+        counted,
+        right.counts(&space).map(|(key, count)| (key, count.to_string().into_bytes())).collect::<Vec<_>>()
+    );
+}
+
+#[test]
 fn history_stays_within_its_bound() {
     let actor = actor("a", []);
     let written = restoring().take(of(&actor, HISTORY_KEPT + 4)).unwrap();

@@ -92,10 +92,7 @@ impl Control {
         let read = Read::<WorkerRecord>::decode(record)?;
         let marked = WorkerRecord { draining: true, ..read.value.clone() };
         match self.store.commit(Change::new().replace(&read.record, read.rewritten(&marked))).await {
-            Ok(_) => {
-                self.note_worker(&marked);
-                Ok(())
-            }
+            Ok(_) => self.look_at_worker(worker).await,
             // Somebody has just taken or left it: the next look decides.
             Err(CommitError::Conflict { .. }) => Ok(()),
             Err(error) => Err(error.into()),

@@ -18,7 +18,8 @@ use crate::{Control, ControlError};
 #[derive(Default)]
 pub(crate) struct Follower {
     waiting: Mutex<BTreeMap<ActorKey, Arc<Notify>>>,
-    ingress: Mutex<BTreeMap<WorkerUid, Ingress>>,
+    /// The newest that is known of each worker.
+    workers: Mutex<BTreeMap<WorkerUid, Read<WorkerRecord>>>,
 }
 
 /// Somebody waits for news of an actor. The last of them takes the entry along: there are far more actors than waiters.
@@ -65,14 +66,27 @@ impl Follower {
     }
 
     pub(crate) fn ingress(&self, worker: WorkerUid) -> Option<Ingress> {
-        self.ingress.lock().get(&worker).cloned()
+        self.workers.lock().get(&worker).map(|read| read.value.ingress.clone())
     }
 
-    pub(crate) fn set_ingress(&self, worker: WorkerUid, ingress: Option<Ingress>) {
-        match ingress {
-            Some(ingress) => drop(self.ingress.lock().insert(worker, ingress)),
-            None => drop(self.ingress.lock().remove(&worker)),
+    /// As it was when it was last heard of, which may be a moment ago.
+    pub(crate) fn worker(&self, worker: WorkerUid) -> Option<Read<WorkerRecord>> {
+        self.workers.lock().get(&worker).cloned()
+    }
+
+    /// `false`: something newer is known.
+    pub(crate) fn know_worker(&self, read: &Read<WorkerRecord>) -> bool {
+        let mut workers = self.workers.lock();
+        let newer = |known: &Read<WorkerRecord>| known.record.revision > read.record.revision;
+        if workers.get(&read.value.lease.worker).is_some_and(newer) {
+            return false;
         }
+        workers.insert(read.value.lease.worker, read.clone());
+        true
+    }
+
+    pub(crate) fn forget_worker(&self, worker: WorkerUid) {
+        self.workers.lock().remove(&worker);
     }
 }
 
@@ -109,7 +123,7 @@ impl Control {
             }
             Kind::Worker => {
                 if let Some(record) = record {
-                    self.note_worker(&Read::<WorkerRecord>::decode(record.clone())?.value);
+                    self.note_worker(&Read::decode(record.clone())?);
                 } else if let Ok(worker) = WorkerUid::parse(key.path()) {
                     self.forget_worker(worker);
                 }

@@ -194,11 +194,16 @@ impl Control {
             Effect::ClaimWorker(lease) => (lease, true),
             Effect::FreeWorker(lease) => (lease, false),
         };
-        let read = match self.store.get(&worker_key(lease.worker)).await? {
-            Some(record) => Read::<WorkerRecord>::decode(record)?,
-            // Gone with its record; nothing is left to free, and nothing can be claimed.
-            None if claim => return Err(ControlError::conflict()),
-            None => return Ok(change),
+        // Whoever claims one that has changed since is refused by the commit, and looks at it again.
+        let free = |read: &Read<WorkerRecord>| claim && read.value.assigned.is_none() && !read.value.draining;
+        let read = match self.follower.worker(lease.worker).filter(free) {
+            Some(read) => read,
+            None => match self.store.get(&worker_key(lease.worker)).await? {
+                Some(record) => Read::<WorkerRecord>::decode(record)?,
+                // Gone with its record; nothing is left to free, and nothing can be claimed.
+                None if claim => return Err(ControlError::conflict()),
+                None => return Ok(change),
+            },
         };
         let mut worker = read.value.clone();
         let assignee = Assignee::of(actor);

@@ -87,6 +87,8 @@ pub struct Settings {
     pub failed_resume_visible: Duration,
     /// How long a template without readiness probes runs before its golden snapshot is taken.
     pub golden_warm_up: Duration,
+    /// How long a node may fail to store an image before its actor goes on from the last snapshot instead.
+    pub store_within: Duration,
     /// How often operations that nobody drives are looked for.
     pub sweep: Duration,
     /// How often a node's workers are compared with the store.
@@ -105,6 +107,8 @@ impl Default for Settings {
             park: Duration::from_secs(30),
             failed_resume_visible: Duration::from_secs(10),
             golden_warm_up: Duration::from_secs(20),
+            // Room was set aside before it was captured, so this is a disk that fails: time to mend it, and an end.
+            store_within: Duration::from_secs(900),
             sweep: Duration::from_secs(1),
             reconcile: Duration::from_secs(10),
             // The rest is for a clock that runs slow, and for actors that take a moment to be held.

@@ -38,7 +38,10 @@ impl Control {
         };
         let found: BTreeMap<WorkerUid, &WorkerReport> = reports.iter().map(|report| (report.worker, report)).collect();
         for report in &reports {
-            self.worker_up(node, report).await?;
+            // Of those that are known all that changes is heard; which boxes are warm is taken in below.
+            if !expected.contains_key(&report.worker) || self.follower.worker(report.worker).is_none() {
+                self.worker_up(node, report).await?;
+            }
         }
         for (uid, (worker, actor)) in expected {
             let held = worker

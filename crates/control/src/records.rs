@@ -44,7 +44,7 @@ impl<T: DeserializeOwned + Serialize> Read<T> {
     ///
     /// So what a newer build must not lose to an older one goes on the record itself.
     pub(crate) fn rewritten(&self, after: &T) -> Vec<u8> {
-        let known = serde_json::from_slice::<T>(&self.record.value).map(|known| encode(&known)).unwrap_or_default();
+        let known = encode(&self.value);
         // As good as always there is nothing that this build does not know.
         if known == self.record.value {
             return encode(after);

@@ -173,7 +173,7 @@ impl Control {
             return Err(ControlError::conflict());
         };
         let order = self.snapshot_order(&read.value, op, &snapshot)?;
-        let mut patience = Patience::new();
+        let (mut patience, begun) = (Patience::new(), tokio::time::Instant::now());
         let stored = loop {
             match self.nodes.store(&node, order.clone()).await {
                 Ok(stored) => break stored,
@@ -182,6 +182,11 @@ impl Control {
                 }
                 Err(NodeError::Unreachable(_)) if self.is_gone_for_good(&node) => {
                     return self.lose(read, "its node is gone, and its image with it").await;
+                }
+                // Its image is let go of by the next comparison: nobody will store it.
+                Err(error) if begun.elapsed() > self.settings.store_within => {
+                    let minutes = self.settings.store_within.as_secs().div_ceil(60);
+                    return self.lose(read, &format!("its image could not be stored for {minutes} min: {error}")).await;
                 }
                 Err(error) => {
                     tracing::warn!(actor = %read.value.key, %error, "a snapshot is not stored yet");

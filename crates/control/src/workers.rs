@@ -6,7 +6,7 @@ use ate_actor::{Actor, Event, Lease};
 use ate_name::{ActorKey, Generation, NodeName, ObjectKey, WorkerUid};
 use ate_orders::{Exit, Identity, NodeEvent, WorkerReport};
 use ate_placement::{Resident, State, Worker};
-use ate_store::{Change, CommitError, Kind, Record};
+use ate_store::{Change, CommitError, Kind};
 
 use crate::ledger::Note;
 use crate::records::{Assignee, Read, WorkerRecord, encode, worker_key};
@@ -26,32 +26,32 @@ impl Control {
             node: node.clone(),
         };
         let key = worker_key(report.worker);
-        let record = match self.store.get(&key).await?.map(Read::<WorkerRecord>::decode).transpose()? {
-            Some(read) => read.value,
-            None => {
-                let record = WorkerRecord {
-                    lease,
-                    ingress: report.ingress.clone(),
-                    assigned: None,
-                    draining: false,
-                    unknown: Default::default(),
-                };
-                match self.store.commit(Change::new().create(key, encode(&record))).await {
-                    // Another replica was told as well.
-                    Ok(_) | Err(CommitError::Conflict { .. }) => record,
-                    Err(error) => return Err(error.into()),
-                }
+        if self.store.get(&key).await?.is_none() {
+            let record = WorkerRecord {
+                lease,
+                ingress: report.ingress.clone(),
+                assigned: None,
+                draining: false,
+                unknown: Default::default(),
+            };
+            match self.store.commit(Change::new().create(key, encode(&record))).await {
+                // Another replica was told as well.
+                Ok(_) | Err(CommitError::Conflict { .. }) => {}
+                Err(error) => return Err(error.into()),
             }
-        };
-        self.note_worker(&record);
+        }
+        self.look_at_worker(report.worker).await?;
         self.fleet.lock().set_warm(report.worker, report.warm.iter().copied().collect());
         Ok(())
     }
 
     /// Takes over what the store says of a worker.
-    pub(crate) fn note_worker(&self, record: &WorkerRecord) {
+    pub(crate) fn note_worker(&self, read: &Read<WorkerRecord>) {
+        if !self.follower.know_worker(read) {
+            return;
+        }
+        let record = &read.value;
         let worker = record.lease.worker;
-        self.follower.set_ingress(worker, Some(record.ingress.clone()));
         let reserved = self.reserved.lock().contains(&worker);
         let mut fleet = self.fleet.lock();
         let known = fleet.get(worker).cloned();
@@ -76,13 +76,13 @@ impl Control {
 
     pub(crate) fn forget_worker(&self, worker: WorkerUid) {
         self.fleet.lock().remove(worker);
-        self.follower.set_ingress(worker, None);
+        self.follower.forget_worker(worker);
     }
 
     /// Looks at a worker's record again, after a guess about it was wrong.
     pub(crate) async fn look_at_worker(&self, worker: WorkerUid) -> Result<(), ControlError> {
         match self.store.get(&worker_key(worker)).await? {
-            Some(record) => self.note_worker(&Read::<WorkerRecord>::decode(record)?.value),
+            Some(record) => self.note_worker(&Read::decode(record)?),
             None => self.forget_worker(worker),
         }
         Ok(())
@@ -90,11 +90,11 @@ impl Control {
 
     /// Every worker and who is in it, anew.
     pub(crate) async fn load_workers(&self) -> Result<(), ControlError> {
-        let workers = self.list_workers().await?;
+        let workers = self.workers().await?;
         let mut running = std::collections::BTreeSet::new();
-        for (worker, _) in &workers {
-            self.note_worker(worker);
-            if let Some(assignee) = &worker.assigned {
+        for read in &workers {
+            self.note_worker(read);
+            if let Some(assignee) = &read.value.assigned {
                 let actor = self.actor(&assignee.key).await;
                 if let Ok(read) = actor {
                     running.insert(assignee.key.clone());
@@ -104,7 +104,7 @@ impl Control {
         }
         self.assignments.keep_only(&running);
         let known: Vec<_> = self.fleet.lock().iter().map(|worker| worker.lease.worker).collect();
-        let gone = known.into_iter().filter(|known| !workers.iter().any(|(worker, _)| worker.lease.worker == *known));
+        let gone = known.into_iter().filter(|known| !workers.iter().any(|read| read.value.lease.worker == *known));
         gone.for_each(|worker| self.forget_worker(worker));
         Ok(())
     }
@@ -204,11 +204,11 @@ impl Control {
 
     /// Every worker there is, for lists.
     pub async fn list_workers(&self) -> Result<Vec<(WorkerRecord, u64)>, ControlError> {
-        let versioned = |record: Record| {
-            let version = record.version;
-            Ok((Read::<WorkerRecord>::decode(record)?.value, version))
-        };
-        self.all(Kind::Worker).await?.into_iter().map(versioned).collect()
+        Ok(self.workers().await?.into_iter().map(|read| (read.value, read.record.version)).collect())
+    }
+
+    async fn workers(&self) -> Result<Vec<Read<WorkerRecord>>, ControlError> {
+        self.all(Kind::Worker).await?.into_iter().map(Read::decode).collect()
     }
 
     /// Whether an actor is stopped in memory, and for how long it has had no request.

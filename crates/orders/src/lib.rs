@@ -4,6 +4,8 @@
 //! by (actor uid, generation, op): giving one twice is the same as giving it once, and one of an older generation is
 //! refused.
 
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod node;
 mod workload;
 

@@ -16,7 +16,7 @@ use crate::replica::Replica;
 use crate::world::World;
 
 /// How long a client waits for one call.
-const PATIENCE: Duration = Duration::from_secs(40);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
 
 /// Tries of one request, as a router does them.
 const TRIES: usize = 5;
@@ -27,6 +27,8 @@ pub(crate) struct Clients {
     pub(crate) replicas: Mutex<Vec<Arc<Replica>>>,
     pub(crate) template: ObjectKey,
     pub(crate) actors: Vec<ActorKey>,
+    /// Names that forks have.
+    copies: Vec<ActorKey>,
     pub(crate) seen: Mutex<Vec<Seen>>,
     /// Where a router believes an actor to be.
     routes: Mutex<BTreeMap<ActorKey, Assigned>>,
@@ -34,13 +36,15 @@ pub(crate) struct Clients {
 
 impl Clients {
     pub(crate) fn new(world: Arc<World>, cluster: Arc<Cluster>, template: ObjectKey, actors: usize) -> Arc<Self> {
-        let actors = (0..actors).map(|n| ActorKey::parse("space", &format!("a{n}")).expect("a name")).collect();
+        let named = |prefix: char, n: usize| ActorKey::parse("space", &format!("{prefix}{n}")).expect("a name");
+        let actors = (0..actors).map(|n| named('a', n)).collect();
         Arc::new(Self {
             world,
             cluster,
             replicas: Mutex::default(),
             template,
             actors,
+            copies: (0..2).map(|n| named('c', n)).collect(),
             seen: Mutex::default(),
             routes: Mutex::default(),
         })
@@ -87,6 +91,14 @@ impl Clients {
                 }
                 18 if self.world.dice.happens(300) => {
                     drop(self.call(async |replica| replica.control.restart_actor(&key, false).await).await);
+                }
+                // Nobody asks a copy to count: it begins with what others have counted.
+                19 if self.world.dice.happens(300) => {
+                    let copy = self.copies[self.world.dice.below(self.copies.len())].clone();
+                    match self.world.dice.happens(500) {
+                        true => drop(self.call(async |replica| replica.control.fork_actor(&key, &copy).await).await),
+                        false => drop(self.call(async |replica| replica.control.delete_actor(&copy).await).await),
+                    }
                 }
                 _ => tokio::time::sleep(self.world.dice.between(Duration::ZERO, Duration::from_secs(4))).await,
             }

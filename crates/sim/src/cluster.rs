@@ -83,6 +83,8 @@ pub(crate) struct Cluster {
     world: Arc<World>,
     nodes: Mutex<BTreeMap<NodeName, Node>>,
     durable: Mutex<BTreeMap<String, Snapshot>>,
+    /// Snapshots of which something is in durable storage, but not yet all: nobody can wake from one.
+    begun: Mutex<BTreeSet<String>>,
     storage_away: Mutex<bool>,
     pub(crate) pool: ObjectKey,
     news: Mutex<Vec<tokio::sync::mpsc::Sender<(NodeName, NodeEvent)>>>,
@@ -106,6 +108,7 @@ impl Cluster {
             world,
             nodes: Mutex::default(),
             durable: Mutex::default(),
+            begun: Mutex::default(),
             storage_away: Mutex::new(false),
             pool,
             news: Mutex::default(),
@@ -674,9 +677,19 @@ impl Cluster {
             self.world.pass().await;
         }
         self.world.pass().await;
+        // First what it is made of, then what says that all of it is there. Either may be as far as it comes.
+        self.on(name, life, |node| {
+            let sends = node.disk.get(prefix).is_some_and(|snapshot| !snapshot.uploaded) && !*self.storage_away.lock();
+            if sends {
+                self.begun.lock().insert(prefix.to_owned());
+            }
+            Ok(())
+        })?;
+        self.world.pass().await;
+        let fails = self.world.dice.happens(self.world.weather().fails);
         let done = self.on(name, life, |node| {
             node.busy.remove(prefix);
-            if *self.storage_away.lock() {
+            if *self.storage_away.lock() || fails {
                 return Err(NodeError::Failed("simulated: durable storage is away".into()));
             }
             match node.disk.get_mut(prefix) {
@@ -684,6 +697,7 @@ impl Cluster {
                 Some(snapshot) if snapshot.uploaded => {}
                 Some(snapshot) => {
                     snapshot.uploaded = true;
+                    self.begun.lock().remove(prefix);
                     self.durable.lock().insert(prefix.to_owned(), snapshot.clone());
                 }
                 None if self.is_durable(prefix) => {}
@@ -737,6 +751,7 @@ impl Cluster {
                     return Err(NodeError::Failed("simulated: durable storage is away".into()));
                 }
                 self.durable.lock().remove(prefix);
+                self.begun.lock().remove(prefix);
                 Ok(())
             })?;
         }
@@ -766,7 +781,7 @@ impl Cluster {
 
     pub(crate) fn snapshots(&self) -> BTreeSet<String> {
         let only = self.names().into_iter().flat_map(|name| self.only_on(&name)).collect::<Vec<_>>();
-        only.into_iter().chain(self.durable.lock().keys().cloned()).collect()
+        only.into_iter().chain(self.durable.lock().keys().cloned()).chain(self.begun.lock().iter().cloned()).collect()
     }
 }
 

@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use clients::Clients;
+use clients::{Clients, PATIENCE};
 use cluster::{Cluster, SERVES_FOR};
 use replica::Replica;
 use store::Shared;
@@ -41,6 +41,9 @@ const STORM: Duration = Duration::from_secs(120);
 
 /// Everything must have come to rest within this after all is healed: longer than every lease and grace together.
 const CALM: Duration = Duration::from_secs(240);
+
+/// How often it is looked whether it has.
+const LOOK_EVERY: Duration = Duration::from_secs(15);
 
 const MANIFESTS: &str = r#"
 apiVersion: ate.dev/v1alpha1
@@ -254,8 +257,7 @@ impl Simulation {
 
     /// At its next step, or in the middle of something a few steps on; another one is started, now or later.
     fn kill_replica(&self) {
-        let living: Vec<_> =
-            self.clients.replicas.lock().iter().filter(|replica| !replica.process.is_dead()).cloned().collect();
+        let living = self.clients.living();
         if let Some(replica) = self.world.dice.pick(&living) {
             let steps = 1 + self.world.dice.draw() % 40;
             self.world.say(format_args!("{} will die after {steps} steps", replica.name));
@@ -276,11 +278,32 @@ impl Simulation {
             self.cluster.set_full(&node, false);
             self.cluster.set_cut_off(&node, false);
         }
-        if !self.clients.replicas.lock().iter().any(|replica| !replica.process.is_dead()) {
+        if self.clients.living().is_empty() {
             self.start_replica();
         }
-        tokio::time::sleep(CALM).await;
-        let broken = |what: String| self.world.broken(format!("not at rest: {what}"));
+        let until = Instant::now() + CALM;
+        // Twice: what looks like rest may be the moment before something is taken up.
+        let (mut unrest, mut rests) = (Vec::new(), 0);
+        while rests < 2 && Instant::now() < until {
+            tokio::time::sleep(LOOK_EVERY).await;
+            unrest = self.unrest().await;
+            rests = if unrest.is_empty() { rests + 1 } else { 0 };
+        }
+        unrest.into_iter().for_each(|what| self.world.broken(format!("not at rest: {what}")));
+        for key in self.clients.actors.clone() {
+            while self.store.actor(&key).await.is_some() && !self.clients.request(&key).await {
+                if Instant::now() > until + PATIENCE {
+                    self.world.broken(format!("{key} does not answer"));
+                    break;
+                }
+            }
+        }
+    }
+
+    /// What is still under way, or left over.
+    async fn unrest(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut broken = |what: String| found.push(what);
         let (actors, workers) = (self.store.actors().await, self.store.workers().await);
         for actor in &actors {
             if actor.phase.operation().is_some() || actor.snapshots.uploading.is_some() {
@@ -319,11 +342,7 @@ impl Simulation {
         for left in self.cluster.snapshots().difference(&referred) {
             broken(format!("snapshot {left} is left although nobody refers to it"));
         }
-        for key in self.clients.actors.clone() {
-            if actors.iter().any(|actor| actor.key == key) && !self.clients.request(&key).await {
-                broken(format!("{key} does not answer"));
-            }
-        }
+        found
     }
 }
 

@@ -21,6 +21,7 @@ pub(crate) const SETTINGS: Settings = Settings {
     park: Duration::from_secs(30),
     failed_resume_visible: Duration::from_secs(5),
     golden_warm_up: Duration::from_secs(1),
+    store_within: Duration::from_secs(50),
     sweep: Duration::from_secs(1),
     reconcile: Duration::from_secs(5),
     node_lease: Duration::from_secs(20),
@@ -230,5 +231,69 @@ impl Nodes for NodesWire {
         let answer = self.cluster.forget(node, &prefixes, &referred).await;
         self.process.point("after", "forget").await;
         answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use ate_name::{ObjectKey, TemplateUid};
+    use ate_orders::conformance::{Subject, keeps_its_promises};
+    use ate_orders::{Identity, Runtime, Source, Workload};
+
+    use super::*;
+    use crate::world::Weather;
+
+    struct Simulated(NodesWire);
+
+    impl Subject for Simulated {
+        fn nodes(&self) -> &dyn Nodes {
+            &self.0
+        }
+
+        fn node(&self) -> NodeName {
+            self.0.cluster.names().remove(0)
+        }
+
+        fn workload(&self) -> Workload {
+            Workload {
+                template: ObjectKey::new("sim", "template"),
+                template_uid: TemplateUid::from_random([1; 16]),
+                containers: Vec::new(),
+                ports: Vec::new(),
+                egress: Vec::new(),
+                memory_limit: None,
+                cpu_limit_millis: None,
+                durable_bytes: None,
+                freeze_after: None,
+            }
+        }
+
+        fn boot(&self) -> Source {
+            Source::Boot {
+                runtime: Runtime { config: "sim".to_owned(), class: "gvisor".to_owned(), assets: BTreeMap::new() },
+            }
+        }
+
+        fn sealed_key(&self, actor: ActorUid) -> String {
+            actor.to_string()
+        }
+
+        fn prefix(&self, identity: &Identity, op: OpId) -> String {
+            format!("gs://sim/{}/{op}", identity.uid)
+        }
+    }
+
+    #[test]
+    fn simulated_nodes_keep_the_promises_of_real_ones() {
+        crate::simulated(async {
+            let world = World::new(1, Weather::default());
+            let cluster = Cluster::new(Arc::clone(&world), 1, 2);
+            let store = Shared::new(Arc::clone(&world));
+            cluster.store.set(Arc::clone(&store)).expect("set once");
+            let process = Arc::new(Process::default());
+            keeps_its_promises(&Simulated(NodesWire { cluster, store, world, process })).await;
+        });
     }
 }

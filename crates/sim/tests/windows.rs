@@ -284,6 +284,21 @@ fn window_20_clocks_that_disagree() {
 }
 
 #[test]
+fn a_disk_that_stays_full_costs_what_was_not_saved_and_nothing_more() {
+    play(async |stage: &Stage| {
+        assert_eq!(stage.count().await, 2);
+        assert!(stage.suspend().await);
+        assert_eq!(stage.count().await, 3);
+        let node = stage.node().await;
+        stage.disk_full(&node, true);
+        assert!(!stage.suspend().await, "it is not acknowledged");
+        stage.until_suspended().await;
+        stage.disk_full(&node, false);
+        assert_eq!(stage.count().await, 3, "from the snapshot of before");
+    });
+}
+
+#[test]
 fn a_full_disk_keeps_the_image_until_there_is_room() {
     play(async |stage: &Stage| {
         assert_eq!(stage.count().await, 2);

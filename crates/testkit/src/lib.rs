@@ -15,5 +15,5 @@ pub use client::{Client, pool};
 pub use cluster::{Cluster, Shape};
 pub use counter::{Reply, counter_image, shell_image};
 pub use leaks::{HostWide, Leaks};
-pub use machine::{Machine, Said, Setting};
+pub use machine::{Machine, Said, Setting, sandbox_runtimes};
 pub use namespace::Namespace;

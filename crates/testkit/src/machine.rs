@@ -265,7 +265,7 @@ pub(crate) fn processes_below(pid: u32) -> Vec<u32> {
 }
 
 /// The directory of the sandbox runtimes, built if they are not there yet.
-pub(crate) fn sandbox_runtimes() -> String {
+pub fn sandbox_runtimes() -> String {
     let built = Command::new(repository().join("runtime/build"))
         .arg("all")
         .stderr(Stdio::inherit())

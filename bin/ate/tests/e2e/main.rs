@@ -11,6 +11,7 @@ mod identity;
 mod life;
 mod limits;
 mod network;
+mod orders;
 mod pinning;
 mod pools;
 mod protocols;

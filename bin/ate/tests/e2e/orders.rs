@@ -1,0 +1,145 @@
+//! A real node, with real sandboxes, keeps what the simulated ones keep.
+
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ate_blob::{Backend, Blobs};
+use ate_name::{ActorUid, Digest, NodeName, ObjectKey, OpId, TemplateUid};
+use ate_node::{LocalNode, Node, Pool};
+use ate_orders::conformance::{Subject, keeps_its_promises};
+use ate_orders::{Container, Identity, Nodes, Readyz, Runtime, RuntimeAsset, Source, Workload};
+use ate_snapshot::{DataKey, InstanceKey, Location, SnapshotId, SnapshotKey};
+use base64::Engine as _;
+use futures::FutureExt as _;
+
+use crate::ATE;
+
+const INSTANCE_KEY: [u8; 32] = [7; 32];
+
+/// A node that does not come up by then never will.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// `sha256  architecture/build/file` lines.
+const PINS: &str = include_str!("../../../../runtime/gvisor/SHA256SUMS");
+
+struct Real {
+    node: LocalNode,
+    image: String,
+    runtime: Runtime,
+}
+
+impl Subject for Real {
+    fn nodes(&self) -> &dyn Nodes {
+        &self.node
+    }
+
+    fn node(&self) -> NodeName {
+        self.node.0.name().clone()
+    }
+
+    fn workload(&self) -> Workload {
+        Workload {
+            template: ObjectKey::new("demo", "counter"),
+            template_uid: TemplateUid::from_random([1; 16]),
+            containers: vec![Container {
+                name: "main".to_owned(),
+                image: self.image.clone(),
+                command: Vec::new(),
+                env: Vec::new(),
+                volumes: BTreeMap::from([("data".to_owned(), "/data".to_owned())]),
+                readyz: Some(Readyz { path: "/readyz".to_owned(), port: 80 }),
+            }],
+            ports: Vec::new(),
+            egress: Vec::new(),
+            memory_limit: None,
+            cpu_limit_millis: None,
+            durable_bytes: Some(16 << 20),
+            freeze_after: None,
+        }
+    }
+
+    fn boot(&self) -> Source {
+        Source::Boot { runtime: self.runtime.clone() }
+    }
+
+    fn sealed_key(&self, actor: ActorUid) -> String {
+        let key = DataKey::from_random([actor.as_bytes()[0]; 32]);
+        let wrapped = InstanceKey::from_bytes(INSTANCE_KEY).wrap(&key, actor, [1; 12]);
+        base64::engine::general_purpose::STANDARD.encode(wrapped.as_bytes())
+    }
+
+    fn prefix(&self, identity: &Identity, op: OpId) -> String {
+        let id = SnapshotId { actor: identity.uid, generation: identity.generation, op };
+        let location = Location::parse("gs://snapshots/counter").expect("a location");
+        SnapshotKey { location, actor: identity.key.clone(), id }.to_string()
+    }
+}
+
+fn runtime() -> Runtime {
+    let directory = ate_testkit::sandbox_runtimes();
+    let architecture = if cfg!(target_arch = "x86_64") { "amd64" } else { "arm64" };
+    let prefix = format!("{architecture}/tuned/");
+    let pinned = PINS.lines().filter_map(|line| {
+        let (sha256, path) = line.split_once("  ")?;
+        let file = path.strip_prefix(&prefix)?;
+        let asset = RuntimeAsset {
+            url: format!("file://{directory}/tuned/{file}"),
+            sha256: Digest::parse(sha256).expect("a digest"),
+        };
+        Some((file.rsplit('/').next().unwrap_or(file).to_owned(), asset))
+    });
+    Runtime {
+        config: "gvisor-default".to_owned(),
+        class: "gvisor".to_owned(),
+        assets: BTreeMap::from([(architecture.to_owned(), pinned.collect())]),
+    }
+}
+
+async fn open(directory: &Path) -> Arc<Node> {
+    let storage = Blobs::open(Backend::Directory(directory.join("storage"))).await.expect("a directory");
+    let (node, mut events) = Node::open(ate_node::Config {
+        name: NodeName::new("real"),
+        directory: directory.join("node"),
+        worker_program: ATE.into(),
+        build: env!("CARGO_PKG_VERSION").to_owned(),
+        instance_key: INSTANCE_KEY,
+        activations_at_once: 2,
+        storage: Some(storage),
+        image_budget: u64::MAX,
+        copy_budget: u64::MAX,
+        asset_budget: u64::MAX,
+        door: None,
+        registry_config: None,
+    })
+    .expect("a node");
+    tokio::spawn(async move { while events.recv().await.is_some() {} });
+    node.set_pools(vec![Pool {
+        key: ObjectKey::new("demo", "counter"),
+        workers: 2,
+        memory_limit: None,
+        cpu_limit_millis: None,
+    }]);
+    tokio::spawn(Arc::clone(&node).keep_workers());
+    let begun = Instant::now();
+    while node.workers().len() < 2 {
+        assert!(begun.elapsed() < PATIENCE, "no workers");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    node
+}
+
+#[tokio::test]
+async fn a_real_node_keeps_the_promises_that_the_simulation_relies_on() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    std::fs::create_dir(directory.path().join("storage")).expect("a directory");
+    let node = open(directory.path()).await;
+    let image = ate_testkit::counter_image(directory.path());
+    let real = Real { node: LocalNode(Arc::clone(&node)), image, runtime: runtime() };
+    let kept = AssertUnwindSafe(keeps_its_promises(&real)).catch_unwind().await;
+    // Also when it does not: workers outlive a node that is gone.
+    node.stop(&[]).await;
+    kept.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}

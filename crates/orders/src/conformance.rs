@@ -1,0 +1,227 @@
+//! What every implementation of [`Nodes`] keeps, whether it has real sandboxes or those of a simulation: a control plane that
+//! holds in the one holds in the other.
+
+use ate_name::{ActorKey, ActorUid, Digest, Generation, NodeName, OpId, WorkerUid};
+
+use crate::{
+    Activate, Activated, Capture, Captured, CopyOrder, Hosted, Identity, NodeError, NodeReport, Nodes, SnapshotAt,
+    SnapshotOrder, Source, Stored, Workload,
+};
+
+/// Where the suite gets orders that the implementation can carry out.
+pub trait Subject: Send + Sync {
+    fn nodes(&self) -> &dyn Nodes;
+
+    /// A node with two workers, both free, and storage beyond its disk.
+    fn node(&self) -> NodeName;
+
+    fn workload(&self) -> Workload;
+
+    /// What an actor of the workload starts from.
+    fn boot(&self) -> Source;
+
+    fn sealed_key(&self, actor: ActorUid) -> String;
+
+    fn prefix(&self, identity: &Identity, op: OpId) -> String;
+}
+
+struct Story<'a> {
+    subject: &'a dyn Subject,
+    nodes: &'a dyn Nodes,
+    node: NodeName,
+}
+
+/// Lives through what actors live through, with every order given again, given late, and given for what is not there.
+pub async fn keeps_its_promises(subject: &dyn Subject) {
+    let story = Story { subject, nodes: subject.nodes(), node: subject.node() };
+    let report = story.report().await;
+    let [one, two] = report.workers.iter().map(|worker| worker.worker).collect::<Vec<_>>()[..] else {
+        panic!("two workers: {report:?}")
+    };
+    let nobody = NodeName::new("nobody");
+    assert_eq!(story.nodes.report(&nobody).await.err(), Some(NodeError::UnknownNode(nobody)));
+
+    let first = story.activate_order(one, story.actor(1, 1), op(1), subject.boot());
+    story.comes_in_once(&first).await;
+    story.only_its_own_generation_leaves(&first, two).await;
+    let at = story.leaves_and_is_stored(&first).await;
+    story.continues_elsewhere(&first, two, &at).await;
+    story.what_is_gone_is_told(one, two).await;
+    story.becomes_durable_once(&at).await;
+    story.is_copied(&at).await;
+    story.is_let_go_of(two).await;
+    story.is_forgotten(one, &at).await;
+}
+
+impl Story<'_> {
+    /// An order that is given twice is carried out once, and a worker hosts one actor.
+    async fn comes_in_once(&self, first: &Activate) {
+        self.activate(first).await.expect("it comes up");
+        self.activate(first).await.expect("it is there");
+        assert_eq!(self.hosted(first.worker).await.as_ref(), Some(&first.identity));
+        let other = self.activate_order(first.worker, self.actor(2, 1), op(2), self.subject.boot());
+        assert_eq!(self.activate(&other).await.err(), Some(NodeError::Busy));
+        let nowhere =
+            self.activate_order(WorkerUid::from_random([9; 16]), self.actor(3, 1), op(3), self.subject.boot());
+        assert_eq!(self.activate(&nowhere).await.err(), Some(NodeError::WorkerGone));
+    }
+
+    /// Neither an order for another generation nor one to another worker touches it.
+    async fn only_its_own_generation_leaves(&self, first: &Activate, two: WorkerUid) {
+        let uid = first.identity.uid;
+        let later = Generation::new(2);
+        for (worker, generation) in [(first.worker, later), (two, first.identity.generation)] {
+            let order = Capture { op: op(4), worker, actor: uid, generation, full: true, if_idle: false };
+            assert_eq!(self.nodes.capture(&self.node, order).await.err(), Some(NodeError::Stale));
+            let _ = self.nodes.discard(&self.node, worker, uid, generation).await;
+        }
+        assert_eq!(self.hosted(first.worker).await.as_ref(), Some(&first.identity));
+    }
+
+    /// Its worker is free at once, its image is kept until it is stored, and the order it came by does not bring it back.
+    async fn leaves_and_is_stored(&self, first: &Activate) -> SnapshotAt {
+        let nothing = self.store(&first.identity, op(5)).await;
+        assert_eq!(nothing.err(), Some(NodeError::NothingCaptured));
+        for _ in 0..2 {
+            self.capture(first.worker, &first.identity, op(6)).await.expect("it is captured");
+            assert_eq!(self.hosted(first.worker).await, None);
+            assert!(self.report().await.holding.contains(&op(6)));
+        }
+        assert_eq!(self.activate(first).await.err(), Some(NodeError::Stale), "it is of the past");
+
+        let stored = self.store(&first.identity, op(6)).await.expect("it is stored");
+        let again = self.store(&first.identity, op(6)).await.expect("it is there");
+        assert_eq!((stored.manifest, stored.durable), (again.manifest, false));
+        let prefix = self.subject.prefix(&first.identity, op(6));
+        let report = self.report().await;
+        assert!(!report.holding.contains(&op(6)) && report.only_here.contains(&prefix), "{report:?}");
+        SnapshotAt { prefix, manifest: stored.manifest }
+    }
+
+    async fn continues_elsewhere(&self, first: &Activate, two: WorkerUid, at: &SnapshotAt) {
+        let second = self.activate_order(two, self.actor(1, 2), op(7), snapshot(at));
+        self.activate(&second).await.expect("it continues");
+        assert_eq!(self.hosted(two).await, Some(second.identity));
+        assert_eq!(self.activate(first).await.err(), Some(NodeError::Stale));
+        assert_eq!(self.hosted(first.worker).await, None);
+    }
+
+    /// A wake that failed leaves its worker free, and a copy of its order that comes late does nothing.
+    async fn what_is_gone_is_told(&self, one: WorkerUid, two: WorkerUid) {
+        let lost =
+            SnapshotAt { prefix: self.subject.prefix(&self.actor(4, 1), op(8)), manifest: Digest::from_bytes([1; 32]) };
+        let order = self.activate_order(one, self.actor(4, 1), op(9), snapshot(&lost));
+        assert_eq!(self.activate(&order).await.err(), Some(NodeError::NoSnapshot(lost.prefix.clone())));
+        assert_eq!(self.activate(&order).await.err(), Some(NodeError::Stale));
+        assert_eq!(self.nodes.upload(&self.node, &lost.prefix).await, Err(NodeError::NoSnapshot(lost.prefix)));
+        let order = self.activate_order(one, self.actor(4, 2), op(10), self.subject.boot());
+        self.activate(&order).await.expect("the worker is free");
+        let Identity { uid, generation, .. } = order.identity;
+        assert_eq!(self.nodes.discard(&self.node, one, uid, generation).await, Ok(()));
+        let _ = self.nodes.discard(&self.node, one, uid, generation).await;
+        assert_eq!(self.hosted(one).await, None);
+        assert!(self.hosted(two).await.is_some(), "the other is as it was");
+    }
+
+    async fn becomes_durable_once(&self, at: &SnapshotAt) {
+        for _ in 0..2 {
+            assert_eq!(self.nodes.upload(&self.node, &at.prefix).await, Ok(()));
+            assert!(!self.report().await.only_here.contains(&at.prefix));
+        }
+    }
+
+    async fn is_copied(&self, at: &SnapshotAt) {
+        let to = self.actor(5, 1);
+        let order = CopyOrder {
+            from: at.clone(),
+            from_actor: self.actor(1, 1).uid,
+            from_key: self.subject.sealed_key(self.actor(1, 1).uid),
+            prefix: self.subject.prefix(&to, op(11)),
+            sealed_key: self.subject.sealed_key(to.uid),
+        };
+        let copied = self.nodes.copy(&self.node, order.clone()).await.expect("it is copied");
+        let again = self.nodes.copy(&self.node, order.clone()).await.expect("it is there");
+        assert_eq!(copied.manifest, again.manifest);
+        assert!(self.report().await.only_here.contains(&order.prefix));
+        let gone = SnapshotAt { prefix: self.subject.prefix(&to, op(12)), manifest: at.manifest };
+        let (from, prefix) = (gone.clone(), self.subject.prefix(&to, op(13)));
+        let refused = self.nodes.copy(&self.node, CopyOrder { from, prefix, ..order.clone() }).await;
+        assert_eq!(refused.err(), Some(NodeError::NoSnapshot(gone.prefix)));
+        assert_eq!(self.nodes.forget(&self.node, Some(to.uid), vec![order.prefix.clone()]).await, Ok(()));
+        assert!(!self.report().await.only_here.contains(&order.prefix));
+    }
+
+    async fn is_let_go_of(&self, two: WorkerUid) {
+        self.capture(two, &self.actor(1, 2), op(14)).await.expect("it is captured");
+        for _ in 0..2 {
+            assert_eq!(self.nodes.release(&self.node, op(14)).await, Ok(()));
+            assert!(!self.report().await.holding.contains(&op(14)));
+        }
+        assert_eq!(self.store(&self.actor(1, 2), op(14)).await.err(), Some(NodeError::NothingCaptured));
+    }
+
+    /// Wherever it is; and what is not there is no error.
+    async fn is_forgotten(&self, one: WorkerUid, at: &SnapshotAt) {
+        for _ in 0..2 {
+            assert_eq!(self.nodes.forget(&self.node, None, vec![at.prefix.clone()]).await, Ok(()));
+        }
+        let order = self.activate_order(one, self.actor(1, 3), op(15), snapshot(at));
+        assert_eq!(self.activate(&order).await.err(), Some(NodeError::NoSnapshot(at.prefix.clone())));
+        assert_eq!(self.nodes.upload(&self.node, &at.prefix).await, Err(NodeError::NoSnapshot(at.prefix.clone())));
+    }
+
+    fn actor(&self, number: u8, generation: u64) -> Identity {
+        Identity {
+            uid: ActorUid::from_random([number; 16]),
+            key: ActorKey::parse("space", &format!("a{number}")).expect("a name"),
+            template: self.subject.workload().template,
+            generation: Generation::new(generation),
+        }
+    }
+
+    fn activate_order(&self, worker: WorkerUid, identity: Identity, op: OpId, source: Source) -> Activate {
+        let sealed_key = self.subject.sealed_key(identity.uid);
+        Activate { op, worker, identity, workload: self.subject.workload(), source, sealed_key, probe: false }
+    }
+
+    async fn report(&self) -> NodeReport {
+        self.nodes.report(&self.node).await.expect("it answers")
+    }
+
+    async fn hosted(&self, worker: WorkerUid) -> Option<Identity> {
+        let report = self.report().await;
+        let found = report.workers.into_iter().find(|report| report.worker == worker).expect("the worker is there");
+        found.hosted.map(|Hosted { identity, .. }| identity)
+    }
+
+    async fn activate(&self, order: &Activate) -> Result<Activated, NodeError> {
+        self.nodes.activate(&self.node, order.clone()).await
+    }
+
+    async fn capture(&self, worker: WorkerUid, identity: &Identity, op: OpId) -> Result<Captured, NodeError> {
+        let Identity { uid: actor, generation, .. } = *identity;
+        self.nodes.capture(&self.node, Capture { op, worker, actor, generation, full: true, if_idle: false }).await
+    }
+
+    async fn store(&self, identity: &Identity, op: OpId) -> Result<Stored, NodeError> {
+        let order = SnapshotOrder {
+            op,
+            identity: identity.clone(),
+            workload: self.subject.workload(),
+            prefix: self.subject.prefix(identity, op),
+            full: true,
+            base: None,
+            golden: false,
+            sealed_key: self.subject.sealed_key(identity.uid),
+        };
+        self.nodes.store(&self.node, order).await
+    }
+}
+
+fn op(number: u8) -> OpId {
+    OpId::from_random([number; 16])
+}
+
+fn snapshot(at: &SnapshotAt) -> Source {
+    Source::Snapshot { at: at.clone(), golden: false, fresh: false }
+}

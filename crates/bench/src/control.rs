@@ -3,11 +3,12 @@
 //! ```text
 //!   for each store, with 1,000 … 5,000,000 suspended actors side by side, each a process of its own:
 //!     list and watch, then in turn, round by round:
-//!     wakes    so many at once, until all of it is durable      ─┐ the same changes
-//!     raw      the store alone commits them once more           ─┘
-//!     open     wakes at a fixed rate, below what the slowest can
+//!     open     wakes at a fixed rate, a quarter of what the slowest can
 //!     alone    one wake after the other
 //!     memory
+//!     and then, round by round:
+//!     wakes    so many at once, until all of it is durable      ─┐ the same changes
+//!     raw      the store alone commits them once more           ─┘
 //! ```
 //! A wake is two commits: the binding, which the caller waits for, and that it runs, which nobody waits for. Both are counted.
 

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use ate_actor::Actor;
-use ate_name::{ActorKey, WorkerUid};
+use ate_name::{ActorKey, ActorUid, Generation, NodeName, WorkerUid};
 use ate_orders::Ingress;
 use ate_store::{Key, Kind, Mutation, Prefix, Revision};
 use futures::StreamExt;
@@ -74,6 +74,14 @@ impl Follower {
         self.workers.lock().get(&worker).cloned()
     }
 
+    /// The workers of a node, and who is in each.
+    pub(crate) fn workers_of(&self, node: &NodeName) -> BTreeMap<WorkerUid, Option<(ActorUid, Generation)>> {
+        let assigned = |worker: &WorkerRecord| worker.assigned.as_ref().map(|by| (by.uid, by.generation));
+        let workers = self.workers.lock();
+        let here = workers.iter().filter(|(_, read)| read.value.lease.node == *node);
+        here.map(|(worker, read)| (*worker, assigned(&read.value))).collect()
+    }
+
     /// `false`: something newer is known.
     pub(crate) fn know_worker(&self, read: &Read<WorkerRecord>) -> bool {
         let mut workers = self.workers.lock();
@@ -132,7 +140,7 @@ impl Control {
             Kind::Template | Kind::Pool | Kind::Config => self.catalog.take(key, record)?,
             Kind::Node => match record {
                 Some(record) => self.note_node(record)?,
-                None => self.known_nodes.forget(&ate_name::NodeName::new(key.path())),
+                None => self.known_nodes.forget(&NodeName::new(key.path())),
             },
             Kind::Replica => match record {
                 Some(record) => self.note_replica(record)?,

@@ -35,6 +35,9 @@ pub enum Renewal {
     Over,
 }
 
+/// One comparison with a node of so many looks at everything, also at what differs from nothing that was heard.
+const GLANCES: u32 = 30;
+
 /// A look at the nodes that comes so much too late is no look at the nodes.
 const STOOD_STILL: std::time::Duration = std::time::Duration::from_secs(2);
 
@@ -192,9 +195,14 @@ impl Control {
 
     /// Compares a node's workers with the store, at once and from time to time, until the server stops.
     pub async fn look_after(self: Arc<Self>, node: NodeName) {
-        loop {
+        for turn in 0_u32.. {
             let given_up = self.known_nodes.last(&node).is_some_and(|(record, _)| record.given_up);
-            if !given_up && let Err(error) = self.reconcile(&node).await {
+            let compared = match turn % GLANCES {
+                _ if given_up => Ok(true),
+                0 => self.reconcile(&node).await,
+                _ => self.glance(&node).await,
+            };
+            if let Err(error) = compared {
                 tracing::warn!(%node, %error, "a node could not be compared with the store");
             }
             tokio::select! {

@@ -1,6 +1,6 @@
 //! What the store says of a node's workers, and what the node says: made one again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ate_actor::{Actor, Event, Phase};
@@ -18,28 +18,67 @@ impl Control {
     /// Compares a node's workers with the store: takes in who is new, gives up who is gone, and ends what has no right to
     /// be there. May be done at any time and by anyone. `Ok(false)`: the node did not answer.
     pub async fn reconcile(self: &Arc<Self>, node: &NodeName) -> Result<bool, ControlError> {
+        self.compare(node, None).await
+    }
+
+    /// The same at less cost: looks only at those of whom the node says something else than what was heard of the store. That may
+    /// be old, and decides nothing but where to look.
+    pub(crate) async fn glance(self: &Arc<Self>, node: &NodeName) -> Result<bool, ControlError> {
+        let Some(NodeReport { workers, holding, only_here }) = self.ask(node).await? else { return Ok(false) };
+        let differing = self.differing(node, &workers);
+        if differing.is_empty() && holding.is_empty() && only_here.is_empty() {
+            self.take_reports(&workers);
+            return Ok(true);
+        }
+        self.compare(node, Some(&differing)).await
+    }
+
+    /// Workers that only one of the two knows, or in which they see somebody else.
+    fn differing(&self, node: &NodeName, reports: &[WorkerReport]) -> BTreeSet<WorkerUid> {
+        let heard = self.follower.workers_of(node);
+        let hosted = |report: &WorkerReport| {
+            report.hosted.as_ref().map(|hosted| (hosted.identity.uid, hosted.identity.generation))
+        };
+        let said: BTreeMap<_, _> = reports.iter().map(|report| (report.worker, hosted(report))).collect();
+        heard.keys().chain(said.keys()).filter(|worker| heard.get(worker) != said.get(worker)).copied().collect()
+    }
+
+    /// `None`: it does not answer.
+    async fn ask(&self, node: &NodeName) -> Result<Option<NodeReport>, ControlError> {
+        match self.nodes.report(node).await {
+            Ok(report) => Ok(Some(report)),
+            Err(error @ (NodeError::Unreachable(_) | NodeError::UnknownNode(_))) => {
+                tracing::debug!(%node, %error, "a node cannot be asked");
+                Ok(None)
+            }
+            Err(error) => Err(ControlError::new(Code::Unavailable, error.to_string())),
+        }
+    }
+
+    /// Of all workers, or of these.
+    async fn compare(
+        self: &Arc<Self>,
+        node: &NodeName,
+        only: Option<&BTreeSet<WorkerUid>>,
+    ) -> Result<bool, ControlError> {
         // In this order: an actor that was said to run before the node was asked must be found there, and whoever was
         // told to leave or to come meanwhile has changed the record that the verdict is guarded by.
         let mut expected = BTreeMap::new();
-        for (worker, _) in self.list_workers().await?.into_iter().filter(|(worker, _)| worker.lease.node == *node) {
+        for worker in self.workers_among(only).await?.into_iter().filter(|worker| worker.lease.node == *node) {
             let actor = match &worker.assigned {
                 Some(assignee) => self.actor_if_any(&assignee.key).await?,
                 None => None,
             };
             expected.insert(worker.lease.worker, (worker, actor));
         }
-        let NodeReport { workers: reports, holding, only_here } = match self.nodes.report(node).await {
-            Ok(report) => report,
-            Err(error @ (NodeError::Unreachable(_) | NodeError::UnknownNode(_))) => {
-                tracing::debug!(%node, %error, "a node cannot be asked");
-                return Ok(false);
-            }
-            Err(error) => return Err(ControlError::new(Code::Unavailable, error.to_string())),
-        };
+        let answer = self.ask(node).await?;
+        let Some(NodeReport { workers: reports, holding, only_here }) = answer else { return Ok(false) };
+        let looked_at = |worker: &WorkerUid| only.is_none_or(|only| only.contains(worker));
         let found: BTreeMap<WorkerUid, &WorkerReport> = reports.iter().map(|report| (report.worker, report)).collect();
         for report in &reports {
             // Of those that are known all that changes is heard; which boxes are warm is taken in below.
-            if !expected.contains_key(&report.worker) || self.follower.worker(report.worker).is_none() {
+            let in_store = expected.contains_key(&report.worker) || !looked_at(&report.worker);
+            if !in_store || self.follower.worker(report.worker).is_none() {
                 self.worker_up(node, report).await?;
             }
         }
@@ -55,7 +94,7 @@ impl Control {
                 Some(report) => self.check_tenant(&worker, actor, report).await?,
             }
         }
-        for report in &reports {
+        for report in reports.iter().filter(|report| looked_at(&report.worker)) {
             if let Some(Hosted { identity, .. }) = &report.hosted {
                 self.check_right(node, report.worker, identity).await?;
             }
@@ -68,6 +107,19 @@ impl Control {
         }
         self.take_reports(&reports);
         Ok(true)
+    }
+
+    async fn workers_among(&self, only: Option<&BTreeSet<WorkerUid>>) -> Result<Vec<WorkerRecord>, ControlError> {
+        let Some(only) = only else {
+            return Ok(self.list_workers().await?.into_iter().map(|(worker, _)| worker).collect());
+        };
+        let mut workers = Vec::new();
+        for worker in only {
+            if let Some(record) = self.store.get(&worker_key(*worker)).await? {
+                workers.push(Read::<WorkerRecord>::decode(record)?.value);
+            }
+        }
+        Ok(workers)
     }
 
     /// A worker that is assigned to somebody who does not hold it would never be free again. No transition leaves one; what

@@ -29,9 +29,9 @@ pub struct FeedLimits {
 }
 
 impl Default for FeedLimits {
-    /// About 20 seconds of 2,000 binds per second: longer than a client needs to reconnect, and memory a laptop has.
+    /// About five seconds of 2,000 wakes per second: as long as a client needs to reconnect, and memory a laptop has.
     fn default() -> Self {
-        Self { events: 65_536, bytes: 128 << 20 }
+        Self { events: 32_768, bytes: 32 << 20 }
     }
 }
 

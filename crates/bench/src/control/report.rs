@@ -71,7 +71,7 @@ impl Of<'_> {
         let kinds = [
             ("alone", "one after the other, as the router asks"),
             ("resume", "one after the other, by the public API"),
-            ("open", "open loop, at half of what the slowest can"),
+            ("open", "open loop, at a quarter of what the slowest can"),
             ("wake", "in a burst"),
         ];
         let ways: Vec<String> = self.actors.iter().map(|actors| way(self.store, *actors)).collect();

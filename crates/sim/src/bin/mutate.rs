@@ -97,7 +97,7 @@ const MUTATIONS: &[Mutation] = &[
         name: "a node is asked before the store is read",
         file: "crates/control/src/reconcile.rs",
         from: "let mut expected = BTreeMap::new();",
-        to: "let early = self.nodes.report(node).await;
+        to: "let early = self.ask(node).await?;
         tokio::time::sleep(std::time::Duration::from_secs(1)).await;
         let mut expected = BTreeMap::new();",
     },
@@ -134,8 +134,8 @@ const HANGS_AFTER: &str = "15m";
 const ALSO: &[Mutation] = &[Mutation {
     name: "a node is asked before the store is read",
     file: "crates/control/src/reconcile.rs",
-    from: "match self.nodes.report(node).await {",
-    to: "match early {",
+    from: "let answer = self.ask(node).await?;",
+    to: "let answer = early;",
 }];
 
 fn main() -> ExitCode {

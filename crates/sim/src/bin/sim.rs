@@ -4,6 +4,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+/// Seeds between two lines that say how far it is.
+const TELL_EVERY: u64 = 1000;
+
 fn main() {
     let (options, args): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(|arg| arg == "--stop");
     let number = |text: Option<&String>| text.and_then(|text| text.parse::<u64>().ok());
@@ -25,6 +28,7 @@ fn one(seed: u64) {
 
 fn many(seeds: u64, first: u64, stop: bool) {
     let (begun, next, failed) = (Instant::now(), AtomicU64::new(first), AtomicU64::new(0));
+    let done = AtomicU64::new(0);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -37,6 +41,10 @@ fn many(seeds: u64, first: u64, stop: bool) {
                     if let Some(broken) = ate_sim::run(seed).broken {
                         failed.fetch_add(1, Ordering::Relaxed);
                         eprintln!("seed {seed}: {}\n  reproduce: make sim SEED={seed}", broken.0);
+                    }
+                    let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                    if done.is_multiple_of(TELL_EVERY) {
+                        eprintln!("{done} of {seeds} seeds, {:.0} s", begun.elapsed().as_secs_f64());
                     }
                 }
             });

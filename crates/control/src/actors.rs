@@ -128,11 +128,11 @@ impl Control {
     /// Replaces the actor's own selector; it counts at the next resume.
     pub async fn update_actor(&self, key: &ActorKey, selector: Labels) -> Result<Versioned, ControlError> {
         let mut read = self.actor(key).await?;
-        read.value.selector = selector;
-        let value = read.rewritten(&read.value);
+        let updated = Actor { selector, ..read.value.clone() };
+        let value = read.rewritten(&updated);
         self.store.commit(Change::new().replace(&read.record, value)).await?;
         read.record.version += 1;
-        Ok(read.into())
+        Ok(Read { value: updated, ..read }.into())
     }
 
     /// A page of actors in the order of their keys, after the one named. The token is the last key of the page.

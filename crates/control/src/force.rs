@@ -40,14 +40,12 @@ impl Control {
             let was = format!("was {}, operation {op}{}", doing(&read.value.phase), unheard(silent.as_ref()));
             let (change, entry) = self.with_audit(Change::new(), "UnstickActor", &read.value, asked, was.clone());
             let note = Note::because("Unstuck", format!("{}; {was}", asked.words()));
-            let lease = read.value.lease().cloned();
             match self.transition_with(change, &read, Event::Lost, note).await {
                 // It has moved, perhaps by itself.
                 Err(error) if error.is_conflict() => {}
                 Err(error) => return Err(error),
                 Ok(unstuck) => {
                     entry.tell();
-                    lease.iter().for_each(|lease| self.free(lease));
                     return Ok((unstuck.into(), silent));
                 }
             }
@@ -70,7 +68,7 @@ impl Control {
                 .delete(made_from_key(actor.template_uid, key));
             let lease = actor.lease().cloned();
             if let Some(lease) = lease.clone() {
-                change = self.with_effect(change, actor, Effect::FreeWorker(lease)).await?;
+                (change, _) = self.with_effect(change, actor, Effect::FreeWorker(lease)).await?;
             }
             let was = format!("was {}{}", doing(&actor.phase), unheard(silent.as_ref()));
             let (change, entry) = self.with_audit(change, "ForceDeleteActor", actor, asked, was);
@@ -79,7 +77,9 @@ impl Control {
                 Err(error) => return Err(error.into()),
                 Ok(()) => {
                     entry.tell();
-                    lease.iter().for_each(|lease| self.free(lease));
+                    if let Some(lease) = lease {
+                        self.look_at_worker(lease.worker).await?;
+                    }
                     return Ok(silent);
                 }
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ate_name::{ActorKey, ObjectKey};
 use ate_orders::Phase;
-use ate_store::Change;
+use ate_store::{Change, Record};
 
 use crate::drive::Patience;
 use crate::records::{
@@ -75,8 +75,11 @@ impl Control {
         let mut record = read.record.clone();
         record.value = read.rewritten(&actor).into();
         let mut change = change.replace(&read.record, record.value.clone());
+        let mut workers = Vec::new();
         for effect in effects {
-            change = self.with_effect(change, &actor, effect).await?;
+            let worker;
+            (change, worker) = self.with_effect(change, &actor, effect).await?;
+            workers.extend(worker);
         }
         let (before, after): (BTreeSet<_>, BTreeSet<_>) = (read.value.pending().collect(), actor.pending().collect());
         for &op in before.difference(&after) {
@@ -99,6 +102,12 @@ impl Control {
             .await
             .map_err(ControlError::from)
             .inspect_err(|error| self.note_refusal(error))?;
+        // At once: whoever asks next finds a worker free that was given back for them.
+        for mut worker in workers {
+            worker.record.version += 1;
+            worker.record.revision = committed.revision;
+            self.note_worker(&worker);
+        }
         match event {
             Event::Started { .. } => self.counters.woken.one(),
             Event::Stored { .. } => self.counters.stored.one(),
@@ -189,7 +198,7 @@ impl Control {
         change: Change,
         actor: &Actor,
         effect: Effect,
-    ) -> Result<Change, ControlError> {
+    ) -> Result<(Change, Option<Read<WorkerRecord>>), ControlError> {
         let (lease, claim) = match &effect {
             Effect::ClaimWorker(lease) => (lease, true),
             Effect::FreeWorker(lease) => (lease, false),
@@ -202,7 +211,7 @@ impl Control {
                 Some(record) => Read::<WorkerRecord>::decode(record)?,
                 // Gone with its record; nothing is left to free, and nothing can be claimed.
                 None if claim => return Err(ControlError::conflict()),
-                None => return Ok(change),
+                None => return Ok((change, None)),
             },
         };
         let mut worker = read.value.clone();
@@ -213,8 +222,10 @@ impl Control {
             (Some(holder), false) if holder.uid == actor.uid && holder.generation == actor.generation => {
                 worker.assigned = None
             }
-            (_, false) => return Ok(change),
+            (_, false) => return Ok((change, None)),
         }
-        Ok(change.replace(&read.record, read.rewritten(&worker)))
+        let value = read.rewritten(&worker);
+        let change = change.replace(&read.record, value.clone());
+        Ok((change, Some(Read { record: Record { value: value.into(), ..read.record }, value: worker })))
     }
 }

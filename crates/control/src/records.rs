@@ -18,7 +18,7 @@ use crate::{Code, Control, ControlError, Quota};
 
 type Unknown = BTreeMap<String, Value>;
 
-/// A record as it was read, and what it says.
+/// A record as it was read, and what it says. Whoever changes that makes a copy: see [`Read::rewritten`].
 #[derive(Clone, Debug)]
 pub(crate) struct Read<T> {
     pub(crate) record: Record,
@@ -45,6 +45,11 @@ impl<T: DeserializeOwned + Serialize> Read<T> {
     /// So what a newer build must not lose to an older one goes on the record itself.
     pub(crate) fn rewritten(&self, after: &T) -> Vec<u8> {
         let known = encode(&self.value);
+        debug_assert!(
+            serde_json::from_slice::<T>(&self.record.value).is_ok_and(|read| encode(&read) == known),
+            "{} was changed where it was read",
+            self.record.key
+        );
         // As good as always there is nothing that this build does not know.
         if known == self.record.value {
             return encode(after);

@@ -193,7 +193,6 @@ impl Control {
                     control.settle_started(&driver, bound, phases).await;
                 }
                 Err(error) => {
-                    let lease = bound.value.lease().cloned();
                     let only = bound.value.snapshots.base().and_then(|(_, node)| node.cloned());
                     let refusal = refusal(&bound.value, &error, only.is_some());
                     if matches!(error, NodeError::NoSnapshot(_)) {
@@ -202,7 +201,6 @@ impl Control {
                     let event = Event::Failed { op: driver.op, reason: error.to_string() };
                     let note = Note::because("ResumeFailed", error.to_string());
                     let mut settled = control.settle(bound, event, note).await;
-                    lease.iter().for_each(|lease| control.free(lease));
                     if let (NodeError::NoSnapshot(_), Some(node), Ok(failed)) = (&error, only, &settled) {
                         settled = control.fall_back(failed.clone(), node).await;
                     }

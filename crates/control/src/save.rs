@@ -155,7 +155,6 @@ impl Control {
                 Ok(captured) => {
                     let note = Note::new("Captured").phases(captured.phases);
                     read = self.settle(read, Event::Captured { op }, note).await?;
-                    self.free(&lease);
                     ate_failpoint::reached("save.captured");
                 }
                 Err(error @ (NodeError::Aborted | NodeError::NotSaved(_))) => {
@@ -307,12 +306,8 @@ impl Control {
 
     /// The actor falls back to its last snapshot; the reason stands in its history.
     async fn lose(self: &Arc<Self>, read: Read<Actor>, why: &str) -> Result<Read<Actor>, ControlError> {
-        let lease = read.value.lease().cloned();
         let key = read.value.key.clone();
         self.settle(read, Event::Lost, Note::because("Lost", why)).await?;
-        if let Some(lease) = lease {
-            self.free(&lease);
-        }
         Err(ControlError::new(
             Code::Unavailable,
             format!("actor {} was lost while it was saved ({why}): it continues from its last snapshot", key.name),

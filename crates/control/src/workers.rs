@@ -171,30 +171,14 @@ impl Control {
     ) -> Result<(), ControlError> {
         loop {
             let Some(read) = self.actor_if_any(key).await? else { return Ok(()) };
-            let Some(lease) = read.value.lease().cloned() else { return Ok(()) };
-            if read.value.generation != generation {
+            if read.value.lease().is_none() || read.value.generation != generation {
                 return Ok(());
             }
             match self.transition(&read, event.clone(), note.clone()).await {
                 Err(error) if error.is_conflict() => {}
-                Ok(_) => {
-                    self.free(&lease);
-                    return Ok(());
-                }
-                Err(error) => return Err(error),
+                other => return other.map(drop),
             }
         }
-    }
-
-    /// Gives a worker back to the fleet. Its record says free already, or it is gone.
-    pub(crate) fn free(&self, lease: &Lease) {
-        {
-            let mut fleet = self.fleet.lock();
-            if fleet.get(lease.worker).is_some_and(|worker| worker.state != State::Draining) {
-                fleet.set_state(lease.worker, State::Free);
-            }
-        }
-        self.freed.notify_waiters();
     }
 
     /// Some node, for what any of them can do.
@@ -269,6 +253,7 @@ impl Control {
     /// Soft state: which boxes are warm, who is frozen since when.
     pub(crate) fn take_reports(&self, reports: &[WorkerReport]) {
         let now = self.world.now().as_millisecond();
+        let mut stirred = Vec::new();
         let mut fleet = self.fleet.lock();
         for report in reports {
             fleet.set_warm(report.worker, report.warm.iter().copied().collect());
@@ -284,13 +269,19 @@ impl Control {
             });
             match (known, frozen) {
                 (State::Taken, Some((resident, since))) => {
-                    fleet.set_state(report.worker, State::Frozen { resident, since })
+                    stirred.push(resident.key.clone());
+                    fleet.set_state(report.worker, State::Frozen { resident, since });
                 }
-                (State::Frozen { .. }, None) => fleet.set_state(report.worker, State::Taken),
+                (State::Frozen { resident, .. }, None) => {
+                    stirred.push(resident.key);
+                    fleet.set_state(report.worker, State::Taken);
+                }
                 _ => {}
             }
         }
         drop(fleet);
+        // The news of it was missed.
+        stirred.into_iter().for_each(|key| drop(self.stirred.send(key)));
         self.freed.notify_waiters();
     }
 }

@@ -49,9 +49,8 @@ use crate::writer::{Writer, open_engine};
 /// The engine's block cache. It holds the indexes and filters of tens of millions of records; the kernel caches the rest.
 const CACHE_BYTES: u64 = 256 << 20;
 
-/// Several times this is in memory while files are written. Larger means fewer sorted files to merge, but more to replay after a
-/// crash.
-const MEMORY_BYTES: u64 = 16 << 20;
+/// The engine's own default. Larger means fewer sorted files to merge, but more to replay after a crash.
+const MEMORY_BYTES: u64 = 64 << 20;
 
 const RECORDS: &str = "records";
 

@@ -102,11 +102,13 @@ impl Control {
             .await
             .map_err(ControlError::from)
             .inspect_err(|error| self.note_refusal(error))?;
-        // At once: whoever asks next finds a worker free that was given back for them.
+        // At once: whoever asks next finds a worker free that was given back for them. Not one that is gone and was forgotten.
         for mut worker in workers {
             worker.record.version += 1;
             worker.record.revision = committed.revision;
-            self.note_worker(&worker);
+            if self.follower.worker(worker.value.lease.worker).is_some() {
+                self.note_worker(&worker);
+            }
         }
         match event {
             Event::Started { .. } => self.counters.woken.one(),

@@ -290,10 +290,13 @@ impl Node {
         if self.stopping.is_cancelled() {
             return;
         }
-        // In this order: whoever waits until nothing is left looks at who is known.
+        // It may only have stopped answering: nobody is told that it is gone while anything of it runs. Then at once, because its
+        // actor is waited for; and what else is left of it is removed before it is no longer known here.
+        let birth = handle.birth.clone();
+        let _ = tokio::task::spawn_blocking(move || kill(&birth)).await;
+        let _ = self.events.send(NodeEvent::WorkerGone { worker }).await;
         self.clean_up(Some(handle.birth.clone()), handle.directory.clone()).await;
         self.workers.lock().remove(&worker);
-        let _ = self.events.send(NodeEvent::WorkerGone { worker }).await;
         self.missing.notify_one();
     }
 

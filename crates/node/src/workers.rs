@@ -1,6 +1,7 @@
 //! Worker processes: started, adopted, watched, stopped.
 
 use std::collections::{BTreeSet, HashMap};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -39,6 +40,9 @@ const EVICT_EVERY: Duration = Duration::from_secs(30);
 
 /// How long a worker may take to end its boxes when told to stop.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
+
+/// A process that was killed has ended by then, unless the kernel is stuck with it.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// After a worker that could not be started, the next try; doubles each time, this often.
 const RESTART_FIRST: Duration = Duration::from_millis(250);
@@ -293,7 +297,7 @@ impl Node {
         // It may only have stopped answering: nobody is told that it is gone while anything of it runs. Then at once, because its
         // actor is waited for; and what else is left of it is removed before it is no longer known here.
         let birth = handle.birth.clone();
-        let _ = tokio::task::spawn_blocking(move || kill(&birth)).await;
+        let _ = tokio::task::spawn_blocking(move || end(&birth)).await;
         let _ = self.events.send(NodeEvent::WorkerGone { worker }).await;
         self.clean_up(Some(handle.birth.clone()), handle.directory.clone()).await;
         self.workers.lock().remove(&worker);
@@ -427,7 +431,7 @@ impl Node {
     /// Its processes first: it may only have stopped answering.
     fn clean_up_now(&self, birth: Option<&Birth>, directory: &Path) {
         if let Some(birth) = birth {
-            kill(birth);
+            end(birth);
             let cgroup = self.cgroup(birth.uid);
             for _ in 0..100 {
                 if cgroup.remove().is_ok() {
@@ -560,12 +564,25 @@ impl Node {
     }
 }
 
-/// Kills a worker and with it all it started. The pid may have become somebody else's: the command line tells.
-fn kill(birth: &Birth) {
-    let Some(pid) = i32::try_from(birth.pid).ok().and_then(rustix::process::Pid::from_raw) else { return };
-    let Ok(pidfd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else { return };
+/// Kills a worker and with it all it started. The pid may have become somebody else's: the command line tells. What is returned
+/// can be waited for; one that is ending already has no command line any more.
+fn kill(birth: &Birth) -> Option<OwnedFd> {
+    let pid = i32::try_from(birth.pid).ok().and_then(rustix::process::Pid::from_raw)?;
+    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()?;
     let cmdline = std::fs::read(format!("/proc/{}/cmdline", birth.pid)).unwrap_or_default();
-    if String::from_utf8_lossy(&cmdline).contains(&birth.uid.to_string()) {
+    let is_it = String::from_utf8_lossy(&cmdline).contains(&birth.uid.to_string());
+    if is_it {
         let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
+    }
+    (is_it || cmdline.is_empty()).then_some(pidfd)
+}
+
+/// Kills a worker and waits until it has ended: the first process of a namespace ends after all others in it.
+fn end(birth: &Birth) {
+    let Some(pidfd) = kill(birth) else { return };
+    let within = rustix::time::Timespec { tv_sec: ENDS_WITHIN.as_secs().cast_signed(), tv_nsec: 0 };
+    let mut ended = [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)];
+    if rustix::event::poll(&mut ended, Some(&within)) == Ok(0) {
+        tracing::warn!(worker = %birth.uid, pid = birth.pid, "a worker was killed and has not ended yet");
     }
 }

@@ -149,8 +149,6 @@ impl Control {
         loop {
             let notify = self.follower.of(key);
             let changed = notify.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
             let read = self.actor(key).await?;
             match read.value.phase {
                 Phase::Running { .. } => return Ok(self.save_actor(key, Intent::Suspend).await?.actor),

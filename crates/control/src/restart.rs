@@ -47,8 +47,6 @@ impl Control {
         loop {
             let notify = self.follower.of(key);
             let changed = notify.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
             let read = self.actor(key).await?;
             if !read.value.fresh {
                 return Ok(read.into());

@@ -83,8 +83,6 @@ impl Control {
         loop {
             let notify = self.follower.of(key);
             let changed = notify.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
             let read = self.actor(key).await?;
             match &read.value.phase {
                 Phase::Running { lease } => {
@@ -261,8 +259,6 @@ impl Control {
         loop {
             let notify = self.follower.of(key);
             let changed = notify.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
             let read = self.actor(key).await?;
             if read.value.phase.operation().is_none() {
                 return Ok(read.into());
@@ -345,8 +341,6 @@ impl Control {
         let mut preempted = None::<ActorKey>;
         loop {
             let freed = self.freed.notified();
-            tokio::pin!(freed);
-            freed.as_mut().enable();
             let idlest = {
                 let mut fleet = self.fleet.lock();
                 if let Some(lease) = fleet.choose(&wish) {

@@ -58,8 +58,6 @@ impl Control {
         loop {
             let notify = self.follower.of(key);
             let changed = notify.notified();
-            tokio::pin!(changed);
-            changed.as_mut().enable();
             let read = self.actor(key).await?;
             match (&read.value.phase, read.value.snapshots.base()) {
                 (Phase::Suspended, Some((_, Some(_)))) => {}

@@ -43,8 +43,6 @@ impl Waiter {
     pub async fn changed(&mut self) {
         loop {
             let notified = self.inner.notify.notified();
-            tokio::pin!(notified);
-            notified.as_mut().enable();
             let now = self.inner.changes.load(Ordering::Acquire);
             if now != self.seen {
                 self.seen = now;

@@ -41,8 +41,6 @@ impl Metered {
     pub(crate) async fn at_least(&self, count: usize) -> Vec<Kept> {
         loop {
             let more = self.more.notified();
-            tokio::pin!(more);
-            more.as_mut().enable();
             let kept = {
                 let kept = self.kept.lock();
                 (kept.len() >= count).then(|| kept.clone())

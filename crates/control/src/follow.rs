@@ -48,7 +48,7 @@ impl Drop for Waiting<'_> {
 }
 
 impl Follower {
-    /// Told when the actor's record changes. Enable the notification before reading the record.
+    /// Told when the actor's record changes. Make the notification before reading the record: what changes from then on wakes it.
     pub(crate) fn of<'a>(&'a self, key: &'a ActorKey) -> Waiting<'a> {
         let notify = Arc::clone(self.waiting.lock().entry(key.clone()).or_default());
         Waiting { follower: self, key, notify }
@@ -159,7 +159,12 @@ fn actor_name(key: &Key) -> Option<ActorKey> {
 
 #[cfg(test)]
 mod tests {
+    use ate_actor::Lease;
+    use ate_name::ObjectKey;
+    use ate_store::Record;
+
     use super::*;
+    use crate::records::worker_key;
 
     #[test]
     fn nothing_is_kept_of_those_who_no_longer_wait() {
@@ -171,5 +176,34 @@ mod tests {
         assert_eq!(follower.waiting.lock().len(), 1, "the second still waits");
         drop(second);
         assert!(follower.waiting.lock().is_empty());
+    }
+
+    #[test]
+    fn older_news_of_a_worker_never_replaces_newer() {
+        let key = ObjectKey::new("space", "worker");
+        let worker = WorkerRecord {
+            lease: Lease {
+                worker: WorkerUid::from_random([7; 16]),
+                pod: key.clone(),
+                pool: key,
+                node: NodeName::new("node"),
+            },
+            ingress: Ingress::Socket("socket".into()),
+            assigned: None,
+            draining: false,
+            unknown: Default::default(),
+        };
+        let news = |revision, draining| {
+            let value = WorkerRecord { draining, ..worker.clone() };
+            let key = worker_key(worker.lease.worker);
+            Read { record: Record { key, version: 1, revision, value: Vec::new().into() }, value }
+        };
+        let follower = Follower::default();
+        let drains = || follower.worker(worker.lease.worker).unwrap().value.draining;
+        assert!(follower.know_worker(&news(Revision(7), true)));
+        assert!(!follower.know_worker(&news(Revision(6), false)));
+        assert!(drains(), "what was known is newer");
+        assert!(follower.know_worker(&news(Revision(8), false)));
+        assert!(!drains());
     }
 }

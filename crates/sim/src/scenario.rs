@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_actor::{Actor, Intent, Phase};
-use ate_control::{Asked, AuditEntry, ControlError, Quota};
-use ate_name::{ActorKey, NodeName};
+use ate_control::{Asked, Assignee, AuditEntry, ControlError, Quota, WorkerRecord};
+use ate_name::{ActorKey, ActorUid, Generation, NodeName};
+use ate_store::{Change, Kind, Store};
 
 use crate::replica::Replica;
 use crate::{CALM, Outcome, Simulation};
@@ -136,7 +137,7 @@ impl Stage {
     /// The fork, and what its snapshot has counted, once no operation is under way.
     pub async fn forked(&self) -> Option<(Actor, u64)> {
         let until = tokio::time::Instant::now() + CALM;
-        while !self.simulation.store.all(ate_store::Kind::Operation).await.is_empty() {
+        while !self.simulation.store.all(Kind::Operation).await.is_empty() {
             assert!(tokio::time::Instant::now() < until, "{}\nit never ended", self.simulation.world.trace());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -168,6 +169,36 @@ impl Stage {
     pub async fn holds_a_worker(&self) -> bool {
         let workers = self.simulation.store.workers().await;
         workers.iter().filter_map(|worker| worker.assigned.as_ref()).any(|assignee| assignee.key == self.actor)
+    }
+
+    /// Writes, as a hand in the store would, that a free worker is some actor's that was never there.
+    pub async fn assign_a_worker_to_nobody(&self) {
+        let records = self.simulation.store.all(Kind::Worker).await;
+        let workers = records.into_iter().map(|record| {
+            let worker: WorkerRecord = serde_json::from_slice(&record.value).expect("a worker");
+            (record, worker)
+        });
+        let (record, free) = workers.into_iter().find(|(_, worker)| worker.assigned.is_none()).expect("one is free");
+        let nobody = Assignee {
+            key: ActorKey::parse("space", "nobody").expect("a name"),
+            uid: ActorUid::from_random([7; 16]),
+            generation: Generation::new(1),
+            template: self.actor().await.expect("it is there").template,
+        };
+        let assigned = WorkerRecord { assigned: Some(nobody), ..free };
+        let value = serde_json::to_vec(&assigned).expect("a worker is JSON");
+        let change = Change::new().replace(&record, value);
+        self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+    }
+
+    /// Waits until every worker is free or its actor's.
+    pub async fn until_no_worker_is_nobodys(&self) {
+        let until = tokio::time::Instant::now() + CALM;
+        let of_another = |worker: &WorkerRecord| worker.assigned.as_ref().is_some_and(|by| by.key != self.actor);
+        while self.simulation.store.workers().await.iter().any(of_another) {
+            assert!(tokio::time::Instant::now() < until, "{}\nnever freed", self.simulation.world.trace());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// Whether the first replica has come to where it dies, or comes there soon.

@@ -306,3 +306,12 @@ fn a_clock_that_is_ahead_keeps_nobody_from_waking() {
         stage.count().await;
     });
 }
+
+#[test]
+fn a_worker_that_is_assigned_to_nobody_is_freed() {
+    play(async |stage: &Stage| {
+        stage.assign_a_worker_to_nobody().await;
+        stage.until_no_worker_is_nobodys().await;
+        assert_eq!(stage.count().await, 2);
+    });
+}

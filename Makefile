@@ -38,7 +38,7 @@ test-go: setup
 	cd runtime/gvisor && go test ./...
 	runtime/smoke
 
-# About ten minutes, on a machine that does nothing else; a line for every event is kept in target/bench.
+# On a machine that does nothing else; a line for every event is kept in target/bench.
 bench: build
 	./setup --bench
 	for name in wake router density control; do \

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use ate_name::Generation;
 use ate_preface::PrefaceError;
 use bytes::Bytes;
 use http::header::{HeaderValue, UPGRADE};
@@ -27,12 +28,11 @@ use crate::stats::Timing;
 use crate::target::Target;
 use crate::upstream::{DialError, Lease, Pool, Route, SendError};
 
-/// How often a request looks for its actor. A worker's verdict is followed by an activation that settles where the actor
-/// is, so the second try finds it; more are for actors that move while we look. Then 503.
-const MAX_ATTEMPTS: u32 = 5;
-
-/// Pause before the third try, doubled for each after it.
+/// Pause before a request looks for its actor for the third time, doubled for each time after it, so often. A worker's
+/// verdict is followed by an activation that settles where the actor is, so the second look finds it; more are for actors
+/// that move while we look, or whose worker has died and is not missed yet. It ends with the request's patience: 503.
 const BACKOFF: Duration = Duration::from_millis(10);
+const DOUBLINGS: u32 = 6;
 
 pub(crate) struct Router {
     pub(crate) pool: Arc<Pool>,
@@ -103,12 +103,13 @@ impl Router {
         timing: &mut Timing<'_>,
     ) -> Result<(Response<Incoming>, Option<Lease>), Failure> {
         let Exchange { target, deadline, .. } = exchange;
-        for attempt in 0..MAX_ATTEMPTS {
+        let (mut looks, mut denied) = (0, None);
+        loop {
             let route = match self.routes.get(&target.key) {
                 Some(route) if route.is_live() => route,
                 _ => {
                     let bytes = head::size_of(request.headers(), request.uri());
-                    Box::pin(self.park(target, bytes, attempt, *deadline)).await?
+                    Box::pin(self.park(target, bytes, pause_before(looks), denied, *deadline)).await?
                 }
             };
             let (lane, port) = route.lane(target.port).map_err(|wanted| Failure::UndeclaredPort {
@@ -126,6 +127,10 @@ impl Router {
                 Err(SendError::NotSent(unsent, reason)) => {
                     request = *unsent;
                     self.give_up(&route, reason, port.number)?;
+                    (looks, denied) = (looks + 1, Some(route.assignment.generation));
+                    if Instant::now() + pause_before(looks).unwrap_or_default() >= *deadline {
+                        return Err(Failure::Activate(ActivateError::Unavailable));
+                    }
                 }
                 Err(SendError::Lost(error)) => {
                     self.pool.stats.lost.fetch_add(1, Ordering::Relaxed);
@@ -134,21 +139,21 @@ impl Router {
                 }
             }
         }
-        Err(Failure::Activate(ActivateError::Unavailable))
     }
 
     async fn park(
         &self,
         target: &Target,
         bytes: usize,
-        attempt: u32,
+        pause: Option<Duration>,
+        denied: Option<Generation>,
         deadline: Instant,
     ) -> Result<Arc<Route>, Failure> {
         let _ticket = Ticket::take(&self.pool, bytes)?;
-        if let Some(doublings) = attempt.checked_sub(2) {
-            tokio::time::sleep(BACKOFF * 2u32.pow(doublings)).await;
+        if let Some(pause) = pause {
+            tokio::time::sleep(pause).await;
         }
-        self.flights.route(&target.key, deadline).await
+        self.flights.route(&target.key, denied, deadline).await
     }
 
     /// What a worker's refusal means: an error for the client, or `Ok` for a route that leads nowhere any more.
@@ -193,6 +198,11 @@ impl Router {
         });
         Ok(response.map(|_| Reply::text(Bytes::new())))
     }
+}
+
+/// Before a request looks for its actor, having looked so often.
+fn pause_before(looks: u32) -> Option<Duration> {
+    looks.checked_sub(2).map(|doublings| BACKOFF * 2u32.pow(doublings.min(DOUBLINGS)))
 }
 
 /// Bytes both ways, for as long as both ends like.

@@ -61,13 +61,19 @@ pub(crate) struct Flights {
 }
 
 impl Flights {
-    /// The route to an actor that has none, or only one that its worker disowned.
-    pub(crate) async fn route(self: &Arc<Self>, key: &ActorKey, deadline: Instant) -> Landing {
+    /// The route to an actor that has none, or only one that its worker disowned. `denied`: the last one that the caller has
+    /// seen disowned, which may have been forgotten since.
+    pub(crate) async fn route(
+        self: &Arc<Self>,
+        key: &ActorKey,
+        denied: Option<Generation>,
+        deadline: Instant,
+    ) -> Landing {
         loop {
             let stale = match self.routes.get(key) {
                 Some(route) if route.is_live() => return Ok(route),
                 Some(route) => Some(route.assignment.generation),
-                None => None,
+                None => denied,
             };
             let (mut flight, boarded) = self.board(key, stale, deadline)?;
             let landed = match timeout_at(deadline, flight.wait_for(Option::is_some)).await {
@@ -194,8 +200,8 @@ mod tests {
         let key = ActorKey::parse("space", "a").unwrap();
         let now = Instant::now();
         let (hasty, patient) = tokio::join!(
-            flights.route(&key, now + Duration::from_secs(10)),
-            flights.route(&key, now + Duration::from_secs(30)),
+            flights.route(&key, None, now + Duration::from_secs(10)),
+            flights.route(&key, None, now + Duration::from_secs(30)),
         );
         assert_eq!(hasty.err(), Some(Failure::Activate(ActivateError::DeadlineExceeded)));
         assert!(patient.is_ok());

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use ate_name::Generation;
 use ate_preface::Verdict;
@@ -62,11 +63,26 @@ async fn a_draining_or_vanished_worker_is_left_for_the_next() {
 async fn an_actor_nobody_hosts_is_given_up_with_a_retryable_error() {
     let worker = Worker::tcp(whoami()).await;
     let control = Control::fixed([assignment("a", 1, &worker.endpoint)]);
-    let router = Router::start(control.clone()).await;
+    let config = RouterConfig { park_timeout: Duration::from_millis(500), ..RouterConfig::default() };
+    let router = Router::with(control.clone(), config).await;
     let answer = router.get("a", "/").await;
     answer.is(503, "actor \"a\" unavailable");
     assert_eq!(answer.header("retry-after"), Some("1"));
     assert!(control.count() > 1, "it was looked for again");
+}
+
+#[tokio::test]
+async fn an_actor_whose_worker_has_died_is_looked_for_until_that_is_noticed() {
+    let worker = Worker::tcp(whoami()).await;
+    let (dead, found) = (assignment("a", 1, &Endpoint::Unix("/nowhere/at/all".into())), worker.host("a", 2));
+    let looks = AtomicU64::new(0);
+    let control = Control::new(move |_, _| {
+        let answer = if looks.fetch_add(1, Ordering::SeqCst) < 6 { dead.clone() } else { found.clone() };
+        async { Ok(answer) }
+    });
+    let router = Router::start(control.clone()).await;
+    router.get("a", "/").await.is(200, "a 2");
+    assert_eq!(control.count(), 7);
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ate_name::{ActorKey, ObjectKey};
 use ate_orders::Phase;
-use ate_store::{Change, Record};
+use ate_store::{Change, Record, Write};
 
 use crate::drive::Patience;
 use crate::records::{
@@ -205,11 +205,15 @@ impl Control {
             Effect::ClaimWorker(lease) => (lease, true),
             Effect::FreeWorker(lease) => (lease, false),
         };
+        let key = worker_key(lease.worker);
+        if change.writes.iter().any(|write| matches!(write, Write::Delete(gone) if *gone == key)) {
+            return Ok((change, None));
+        }
         // Whoever claims one that has changed since is refused by the commit, and looks at it again.
         let free = |read: &Read<WorkerRecord>| claim && read.value.assigned.is_none() && !read.value.draining;
         let read = match self.follower.worker(lease.worker).filter(free) {
             Some(read) => read,
-            None => match self.store.get(&worker_key(lease.worker)).await? {
+            None => match self.store.get(&key).await? {
                 Some(record) => Read::<WorkerRecord>::decode(record)?,
                 // Gone with its record; nothing is left to free, and nothing can be claimed.
                 None if claim => return Err(ControlError::conflict()),

@@ -192,6 +192,7 @@ impl Control {
                 }
                 Err(error) => {
                     let only = bound.value.snapshots.base().and_then(|(_, node)| node.cloned());
+                    let worker = bound.value.lease().map(|lease| lease.worker);
                     let refusal = refusal(&bound.value, &error, only.is_some());
                     if matches!(error, NodeError::NoSnapshot(_)) {
                         control.counters.snapshots_missing.one();
@@ -201,6 +202,10 @@ impl Control {
                     let mut settled = control.settle(bound, event, note).await;
                     if let (NodeError::NoSnapshot(_), Some(node), Ok(failed)) = (&error, only, &settled) {
                         settled = control.fall_back(failed.clone(), node).await;
+                    }
+                    if let (NodeError::WorkerGone, Some(worker)) = (&error, worker) {
+                        // The news is on its way; until it is here the same worker would be chosen again.
+                        let _ = control.worker_gone(worker, "its worker is gone").await;
                     }
                     let _ = tell.send(Err(refusal));
                     if let Ok(failed) = settled {

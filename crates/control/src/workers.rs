@@ -115,28 +115,28 @@ impl Control {
         loop {
             let Some(record) = self.store.get(&worker_key(worker)).await? else { return Ok(()) };
             let read = Read::<WorkerRecord>::decode(record)?;
-            if let Some(assignee) = &read.value.assigned
-                && self.holds(worker, assignee).await?
-            {
-                // Which frees the worker, unless somebody has just taken it: they lose it the same way.
-                self.lost(&assignee.key, assignee.generation, why).await?;
-                continue;
-            }
-            let change = Change::new().guard(read.record.unchanged()).delete(worker_key(worker));
-            match self.store.commit(change).await {
-                Err(CommitError::Conflict { .. }) => {}
-                Err(error) => return Err(error.into()),
-                Ok(_) => {
+            let held = match &read.value.assigned {
+                Some(by) => self.actor_if_any(&by.key).await?.filter(|actor| is_held(worker, by, &actor.value)),
+                None => None,
+            };
+            // In one step: if its worker were free for a moment, somebody would take it.
+            let gone = Change::new().guard(read.record.unchanged()).delete(worker_key(worker));
+            let committed = match held {
+                Some(actor) => {
+                    self.transition_with(gone, &actor, Event::Lost, Note::because("Lost", why)).await.map(drop)
+                }
+                None => self.store.commit(gone).await.map(drop).map_err(ControlError::from),
+            };
+            match committed {
+                // Somebody has just taken or left it: they lose it the same way.
+                Err(error) if error.is_conflict() => {}
+                Err(error) => return Err(error),
+                Ok(()) => {
                     self.forget_worker(worker);
                     return Ok(());
                 }
             }
         }
-    }
-
-    /// Whether whoever a worker is assigned to agrees.
-    async fn holds(&self, worker: WorkerUid, assignee: &Assignee) -> Result<bool, ControlError> {
-        Ok(self.actor_if_any(&assignee.key).await?.is_some_and(|read| is_held(worker, assignee, &read.value)))
     }
 
     /// The sandbox of this generation is gone: the actor falls back to its last snapshot and can be woken at once.

@@ -53,8 +53,6 @@ pub struct Actor {
     /// The key that its snapshots are sealed with, itself sealed. Gone with the record, and the snapshots' meaning with it.
     pub sealed_key: String,
     pub created: jiff::Timestamp,
-    #[serde(flatten)]
-    pub unknown: std::collections::BTreeMap<String, serde_json::Value>,
 }
 
 impl Actor {
@@ -79,7 +77,6 @@ impl Actor {
             crashes: None,
             sealed_key,
             created,
-            unknown: Default::default(),
         }
     }
 

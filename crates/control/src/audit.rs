@@ -1,7 +1,5 @@
 //! What people have done by force, for those who come later: written in the transaction that does it, and never removed.
 
-use std::collections::BTreeMap;
-
 use ate_actor::Actor;
 use ate_name::{ActorKey, ActorUid, OpId};
 use ate_store::{Change, Key, Kind, Prefix};
@@ -53,8 +51,6 @@ pub struct AuditEntry {
     pub reason: String,
     /// What was found, and done.
     pub detail: String,
-    #[serde(flatten)]
-    pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
 /// Sorts by time; two of one moment differ in their last part.
@@ -80,7 +76,6 @@ impl Control {
             caller: asked.caller.clone(),
             reason: asked.reason.clone(),
             detail,
-            unknown: BTreeMap::new(),
         };
         let key = audit_key(entry.time, OpId::from_random(self.world.random()));
         (change.put(key, encode(&entry)), entry)

@@ -20,8 +20,6 @@ pub struct Template {
     pub object: ActorTemplate,
     pub status: TemplateStatus,
     pub created: jiff::Timestamp,
-    #[serde(flatten)]
-    pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -247,7 +245,6 @@ impl Control {
                         object: template.clone(),
                         status: TemplateStatus::default(),
                         created: self.world.now(),
-                        unknown: Default::default(),
                     },
                 };
                 existing.map_or_else(|| encode(&applied), |existing| existing.rewritten(&applied))

@@ -69,14 +69,7 @@ impl Control {
     }
 
     pub(crate) fn operation(&self, op: OpId, job: Job) -> OperationRecord {
-        OperationRecord {
-            op,
-            job,
-            owner: self.replica,
-            started: self.world.now(),
-            taken_over: 0,
-            unknown: Default::default(),
-        }
+        OperationRecord { op, job, owner: self.replica, started: self.world.now(), taken_over: 0 }
     }
 
     /// Looks for operations that nobody drives, for as long as this is polled.

@@ -191,7 +191,6 @@ mod tests {
             ingress: Ingress::Socket("socket".into()),
             assigned: None,
             draining: false,
-            unknown: Default::default(),
         };
         let news = |revision, draining| {
             let value = WorkerRecord { draining, ..worker.clone() };

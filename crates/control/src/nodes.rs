@@ -85,7 +85,6 @@ impl Control {
                     given_up: false,
                     leaving,
                     ended: known.as_ref().map(|read| read.value.ended_by(session)).unwrap_or_default(),
-                    unknown: known.as_ref().map(|read| read.value.unknown.clone()).unwrap_or_default(),
                 },
             };
             let change = match &known {

@@ -1,7 +1,6 @@
 //! What the store holds, typed. Each record is JSON, and fields of newer builds are carried along: see [`Read::rewritten`].
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 
 use ate_actor::{Actor, Lease, SnapshotRef};
 use ate_name::{
@@ -15,8 +14,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{Code, Control, ControlError, Quota};
-
-type Unknown = BTreeMap<String, Value>;
 
 /// A record as it was read, and what it says. Whoever changes that makes a copy: see [`Read::rewritten`].
 #[derive(Clone, Debug)]
@@ -118,8 +115,6 @@ pub struct WorkerRecord {
     /// It is to go: whoever is in it leaves, and nobody else comes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub draining: bool,
-    #[serde(flatten)]
-    pub unknown: Unknown,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,8 +132,6 @@ pub(crate) struct AtespaceRecord {
     pub(crate) name: AtespaceName,
     #[serde(default, skip_serializing_if = "Quota::is_unlimited")]
     pub(crate) quota: Quota,
-    #[serde(flatten)]
-    pub(crate) unknown: Unknown,
 }
 
 /// Something is under way. Whoever finds one that nobody drives brings it to an end.
@@ -153,8 +146,6 @@ pub(crate) struct OperationRecord {
     /// How often somebody else went on with it.
     #[serde(default)]
     pub(crate) taken_over: u32,
-    #[serde(flatten)]
-    pub(crate) unknown: Unknown,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -207,8 +198,6 @@ pub(crate) struct Forget {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ReplicaRecord {
     pub(crate) beat: u64,
-    #[serde(flatten)]
-    pub(crate) unknown: Unknown,
 }
 
 /// One thing that happened to an actor.
@@ -245,8 +234,6 @@ pub struct NodeRecord {
     /// Earlier sessions, oldest first: whoever comes with one of them runs what is others' by now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ended: Vec<SessionId>,
-    #[serde(flatten)]
-    pub unknown: Unknown,
 }
 
 /// How much of an actor's past is kept; older entries go when newer ones come.

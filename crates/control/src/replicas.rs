@@ -119,7 +119,7 @@ impl Control {
     }
 
     async fn beat(&self, beat: u64) -> Result<(), ControlError> {
-        let record = ReplicaRecord { beat, unknown: Default::default() };
+        let record = ReplicaRecord { beat };
         self.store.commit(Change::new().put(replica_key(self.replica), encode(&record))).await?;
         Ok(())
     }

@@ -27,13 +27,7 @@ impl Control {
         };
         let key = worker_key(report.worker);
         if self.store.get(&key).await?.is_none() {
-            let record = WorkerRecord {
-                lease,
-                ingress: report.ingress.clone(),
-                assigned: None,
-                draining: false,
-                unknown: Default::default(),
-            };
+            let record = WorkerRecord { lease, ingress: report.ingress.clone(), assigned: None, draining: false };
             match self.store.commit(Change::new().create(key, encode(&record))).await {
                 // Another replica was told as well.
                 Ok(_) | Err(CommitError::Conflict { .. }) => {}

@@ -38,7 +38,7 @@ fn lease() -> Lease {
 fn operation(op: OpId, job: Job) -> Value {
     let owner = ReplicaId::from_random([5; 16]);
     let started = Timestamp::UNIX_EPOCH;
-    let record = OperationRecord { op, job, owner, started, taken_over: 0, unknown: Default::default() };
+    let record = OperationRecord { op, job, owner, started, taken_over: 0 };
     serde_json::to_value(record).unwrap()
 }
 

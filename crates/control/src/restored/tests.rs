@@ -361,7 +361,6 @@ async fn a_save_that_was_under_way_is_brought_to_its_end() {
         owner: ate_name::ReplicaId::from_random([1; 16]),
         started: Timestamp::UNIX_EPOCH,
         taken_over: 0,
-        unknown: Default::default(),
     };
     let template = serde_json::json!({
         "uid": before.template_uid, "created": Timestamp::UNIX_EPOCH, "status": {"phase": "Ready"},

@@ -23,7 +23,8 @@ pub(crate) struct Kept {
 #[derive(Debug)]
 pub(crate) struct Metered {
     store: Arc<dyn Store>,
-    kept: Mutex<Vec<Kept>>,
+    /// `None` while nobody wants to know.
+    kept: Mutex<Option<Vec<Kept>>>,
     more: Notify,
 }
 
@@ -32,18 +33,17 @@ impl Metered {
         Self { store, kept: Mutex::default(), more: Notify::new() }
     }
 
-    /// Forgets what was kept and begins anew.
     pub(crate) fn begin(&self) {
-        self.kept.lock().clear();
+        *self.kept.lock() = Some(Vec::new());
     }
 
-    /// What was kept, in the order of commits, once there are so many.
+    /// What was kept since [`begin`](Self::begin), in the order of commits, once there are so many. Nothing is kept from then on.
     pub(crate) async fn at_least(&self, count: usize) -> Vec<Kept> {
         loop {
             let more = self.more.notified();
             let kept = {
-                let kept = self.kept.lock();
-                (kept.len() >= count).then(|| kept.clone())
+                let mut kept = self.kept.lock();
+                kept.take_if(|kept| kept.len() >= count)
             };
             match kept {
                 Some(mut kept) => {
@@ -59,11 +59,11 @@ impl Metered {
 #[async_trait]
 impl Store for Metered {
     async fn commit(&self, change: Change) -> Result<Committed, CommitError> {
-        let actor = change.writes.iter().any(|write| write.key().kind() == Kind::Actor);
-        let change_kept = actor.then(|| change.clone());
+        let actor = || change.writes.iter().any(|write| write.key().kind() == Kind::Actor);
+        let change_kept = (self.kept.lock().is_some() && actor()).then(|| change.clone());
         let committed = self.store.commit(change).await?;
-        if let Some(change) = change_kept {
-            self.kept.lock().push(Kept { change, revision: committed.revision, at: clock::now() });
+        if let (Some(change), Some(kept)) = (change_kept, self.kept.lock().as_mut()) {
+            kept.push(Kept { change, revision: committed.revision, at: clock::now() });
             self.more.notify_waiters();
         }
         Ok(committed)

@@ -17,7 +17,7 @@ use ate_store_postgres::{Address, PostgresStore, Schema};
 use futures::future::join_all;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixListener;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::metered::{Kept, Metered};
@@ -166,6 +166,8 @@ struct Serving {
     control: Arc<Control>,
     shutdown: CancellationToken,
     api: JoinHandle<Result<(), ate_apiserver::ServeError>>,
+    /// Those who look after nodes; they end with it.
+    _looking: JoinSet<()>,
 }
 
 struct Plane {
@@ -265,9 +267,10 @@ impl Plane {
             compared.map_err(failed)?;
         }
         // They begin with a comparison, and that has just been made: it would fall into what is measured next.
+        let mut looking = JoinSet::new();
         for node in self.nodes.names().cloned() {
             let (control, wait) = (Arc::clone(&control), settings.reconcile);
-            tokio::spawn(async move {
+            looking.spawn(async move {
                 tokio::time::sleep(wait).await;
                 control.look_after(node).await;
             });
@@ -285,7 +288,7 @@ impl Plane {
         let shutdown = CancellationToken::new();
         let listeners = ate_apiserver::Listeners { unix, tls: None };
         let api = ate_apiserver::serve(Arc::clone(&control), nodes, info, listeners, shutdown.clone());
-        self.serving = Some(Serving { control, shutdown, api: tokio::spawn(api) });
+        self.serving = Some(Serving { control, shutdown, api: tokio::spawn(api), _looking: looking });
         Ok(())
     }
 

@@ -34,6 +34,8 @@ mod wake;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tokio::runtime::Builder;
+
 pub use error::BenchError;
 pub use row::{Row, Rows};
 
@@ -99,7 +101,8 @@ pub fn run(verb: BenchVerb, setup: &Setup) -> Result<(), BenchError> {
         BenchVerb::Wake(args) => in_runtime(wake::run(&args, setup)),
         BenchVerb::Router(args) => in_runtime(router::run(args, setup.clone())),
         BenchVerb::Density(args) => in_runtime(density::run(&args, setup)),
-        BenchVerb::Control(args) => in_runtime(control::run(&args, setup)),
+        // Its callers share the processors with those whom they call; on one thread they need the least.
+        BenchVerb::Control(args) => until_interrupted(Builder::new_current_thread(), control::run(&args, setup)),
         BenchVerb::Plane(args) => in_runtime(control::plane(&args)),
         BenchVerb::Site(args) => site::serve(&args),
         BenchVerb::Proxy(args) => match in_runtime(proxy::serve(&args)) {
@@ -110,11 +113,18 @@ pub fn run(verb: BenchVerb, setup: &Setup) -> Result<(), BenchError> {
     }
 }
 
-/// To its end, or until somebody has had enough: whatever was started ends with the values that stand for it.
 fn in_runtime(work: impl Future<Output = Result<(), BenchError>>) -> Result<(), BenchError> {
+    until_interrupted(Builder::new_multi_thread(), work)
+}
+
+/// To its end, or until somebody has had enough: whatever was started ends with the values that stand for it.
+fn until_interrupted(
+    mut runtime: Builder,
+    work: impl Future<Output = Result<(), BenchError>>,
+) -> Result<(), BenchError> {
     use tokio::signal::unix::{SignalKind, signal};
     let io = || BenchError::io("start");
-    tokio::runtime::Runtime::new().map_err(io())?.block_on(async {
+    runtime.enable_all().build().map_err(io())?.block_on(async {
         let (mut interrupt, mut terminate) =
             (signal(SignalKind::interrupt()).map_err(io())?, signal(SignalKind::terminate()).map_err(io())?);
         tokio::select! {

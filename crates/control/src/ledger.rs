@@ -71,7 +71,19 @@ impl Control {
         event: Event,
         note: Note,
     ) -> Result<Read<Actor>, ControlError> {
-        let (actor, effects) = read.value.clone().apply(event.clone()).map_err(|_| ControlError::conflict())?;
+        let applied = read.value.clone().apply(event.clone()).map_err(|_| ControlError::conflict())?;
+        self.write(change, read, applied, &event, note).await
+    }
+
+    /// What an event has made of an actor, and all that goes with it.
+    async fn write(
+        self: &Arc<Self>,
+        change: Change,
+        read: &Read<Actor>,
+        (actor, effects): (Actor, Vec<Effect>),
+        event: &Event,
+        note: Note,
+    ) -> Result<Read<Actor>, ControlError> {
         let mut record = read.record.clone();
         record.value = read.rewritten(&actor).into();
         let mut change = change.replace(&read.record, record.value.clone());
@@ -143,10 +155,8 @@ impl Control {
         let judged = read.value.phase.clone();
         let mut patience = Patience::new();
         loop {
-            if read.value.clone().apply(event.clone()).is_err() {
-                return Err(ControlError::conflict());
-            }
-            match self.transition(&read, event.clone(), note.clone()).await {
+            let applied = read.value.clone().apply(event.clone()).map_err(|_| ControlError::conflict())?;
+            match self.write(Change::new(), &read, applied, &event, note.clone()).await {
                 Err(error) if error.is_conflict() => {}
                 Err(error) if error.is_store_away() => patience.wait(self).await?,
                 other => return other,

@@ -7,6 +7,7 @@ use ate_actor::{Actor, Event, Intent, Lease, Phase, SnapshotRef, Start};
 use ate_name::{ActorKey, Generation, NodeName};
 use ate_orders::{Activate, Identity, NodeError, SnapshotAt, Source};
 use ate_placement::{State, Wish};
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::actors::{Versioned, is_golden, usable};
@@ -88,7 +89,7 @@ impl Control {
                 Phase::Running { lease } => {
                     let denied = stale == Some(read.value.generation);
                     if denied && self.is_lost(lease).await? {
-                        self.lost(key, read.value.generation, "its worker no longer has it").await?;
+                        Box::pin(self.lost(key, read.value.generation, "its worker no longer has it")).await?;
                         continue;
                     }
                     if denied && !doubted {
@@ -153,7 +154,7 @@ impl Control {
     async fn without_lost_copy(self: &Arc<Self>, read: Read<Actor>) -> Result<Read<Actor>, ControlError> {
         let only = read.value.snapshots.base().and_then(|(_, node)| node.cloned());
         match only {
-            Some(node) if self.is_gone_for_good(&node) => self.fall_back(read, node).await,
+            Some(node) if self.is_gone_for_good(&node) => Box::pin(self.fall_back(read, node)).await,
             _ => Ok(read),
         }
     }
@@ -175,7 +176,7 @@ impl Control {
         driver: Driver,
         bound: Read<Actor>,
     ) -> Result<Assigned, ControlError> {
-        let (tell, told) = tokio::sync::oneshot::channel();
+        let (tell, told) = oneshot::channel();
         let control = Arc::clone(self);
         self.tasks.spawn(async move {
             let started = match control.start_sandbox(&bound).await {
@@ -190,31 +191,40 @@ impl Control {
                     let _ = tell.send(control.assignment(&bound.value).ok_or_else(ControlError::conflict));
                     control.settle_started(&driver, bound, phases).await;
                 }
-                Err(error) => {
-                    let only = bound.value.snapshots.base().and_then(|(_, node)| node.cloned());
-                    let worker = bound.value.lease().map(|lease| lease.worker);
-                    let refusal = refusal(&bound.value, &error, only.is_some());
-                    if matches!(error, NodeError::NoSnapshot(_)) {
-                        control.counters.snapshots_missing.one();
-                    }
-                    let event = Event::Failed { op: driver.op, reason: error.to_string() };
-                    let note = Note::because("ResumeFailed", error.to_string());
-                    let mut settled = control.settle(bound, event, note).await;
-                    if let (NodeError::NoSnapshot(_), Some(node), Ok(failed)) = (&error, only, &settled) {
-                        settled = control.fall_back(failed.clone(), node).await;
-                    }
-                    if let (NodeError::WorkerGone, Some(worker)) = (&error, worker) {
-                        // The news is on its way; until it is here the same worker would be chosen again.
-                        let _ = control.worker_gone(worker, "its worker is gone").await;
-                    }
-                    let _ = tell.send(Err(refusal));
-                    if let Ok(failed) = settled {
-                        let _ = control.give_up(driver, failed).await;
-                    }
-                }
+                // In a box: it is rare, and every wake would be as large as it.
+                Err(error) => Box::pin(control.fail_wake(driver, bound, error, tell)).await,
             }
         });
         told.await.map_err(|_| ControlError::stopping())?
+    }
+
+    /// A node could not run a bound actor: its worker is given back, and whoever asked hears why.
+    async fn fail_wake(
+        self: &Arc<Self>,
+        driver: Driver,
+        bound: Read<Actor>,
+        error: NodeError,
+        tell: oneshot::Sender<Result<Assigned, ControlError>>,
+    ) {
+        let only = bound.value.snapshots.base().and_then(|(_, node)| node.cloned());
+        let worker = bound.value.lease().map(|lease| lease.worker);
+        let refusal = refusal(&bound.value, &error, only.is_some());
+        if matches!(error, NodeError::NoSnapshot(_)) {
+            self.counters.snapshots_missing.one();
+        }
+        let event = Event::Failed { op: driver.op, reason: error.to_string() };
+        let mut settled = self.settle(bound, event, Note::because("ResumeFailed", error.to_string())).await;
+        if let (NodeError::NoSnapshot(_), Some(node), Ok(failed)) = (&error, only, &settled) {
+            settled = self.fall_back(failed.clone(), node).await;
+        }
+        if let (NodeError::WorkerGone, Some(worker)) = (&error, worker) {
+            // The news is on its way; until it is here the same worker would be chosen again.
+            let _ = self.worker_gone(worker, "its worker is gone").await;
+        }
+        let _ = tell.send(Err(refusal));
+        if let Ok(failed) = settled {
+            let _ = self.give_up(driver, failed).await;
+        }
     }
 
     /// Has the node run a bound actor. The outer error means that there is nothing more to do for this operation.

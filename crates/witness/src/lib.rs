@@ -56,6 +56,8 @@ pub enum Rule {
     InOrder,
     /// Once a generation has answered, no older one answers a request that begins later.
     OneAtATime,
+    /// Once a suspend of a generation was acknowledged, it answers no request that begins later.
+    OverWhenSuspended,
     /// A generation stands on at least what an acknowledged suspend had.
     NothingLost,
     /// Nobody counts more than was asked.
@@ -69,6 +71,7 @@ impl fmt::Display for Rule {
             Self::CountedOnce => "one count was given to two requests",
             Self::InOrder => "a request that began later was counted earlier",
             Self::OneAtATime => "an older generation answered after a newer one had",
+            Self::OverWhenSuspended => "a generation answered after its suspend was acknowledged",
             Self::NothingLost => "what an acknowledged suspend had is gone",
             Self::NothingInvented => "more was counted than was asked for",
         })
@@ -154,8 +157,11 @@ impl<'a> Story<'a> {
             within(answers)?;
         }
         self.one_at_a_time()?;
+        self.over_when_suspended()?;
         self.nothing_lost()?;
-        self.nothing_invented()
+        self.nothing_invented()?;
+        self.nothing_repeated()?;
+        self.nothing_brought_back()
     }
 
     fn one_at_a_time(&self) -> Result<(), Contradiction> {
@@ -169,6 +175,16 @@ impl<'a> Story<'a> {
             }
             let first = answers.iter().map(|answer| answer.seen).min_by_key(|seen| seen.ended);
             newer = newer.into_iter().chain(first).min_by_key(|seen| seen.ended);
+        }
+        Ok(())
+    }
+
+    fn over_when_suspended(&self) -> Result<(), Contradiction> {
+        for &(suspend, generation) in &self.suspends {
+            let mut over = self.generations.range(..=generation).flat_map(|(_, answers)| answers);
+            if let Some(late) = over.find(|answer| answer.seen.begun > suspend.ended) {
+                return Err(contradiction(Rule::OverWhenSuspended, suspend, late.seen));
+            }
         }
         Ok(())
     }
@@ -202,6 +218,41 @@ impl<'a> Story<'a> {
             }
         }
         Ok(())
+    }
+
+    /// What a generation counted between its answers was asked for by those who had none.
+    fn nothing_repeated(&self) -> Result<(), Contradiction> {
+        for answers in self.generations.values() {
+            let mut answers = answers.clone();
+            answers.sort_by_key(|answer| answer.count);
+            let (Some(first), Some(last)) = (answers.first(), answers.last()) else { continue };
+            let between = last.count - first.count + 1 - answers.len() as u64;
+            if between > self.unanswered_until(last.seen.ended) {
+                return Err(contradiction(Rule::NothingInvented, first.seen, last.seen));
+            }
+        }
+        Ok(())
+    }
+
+    /// What follows an acknowledged suspend stands on it, and not on something else that had counted further.
+    fn nothing_brought_back(&self) -> Result<(), Contradiction> {
+        for &(_, generation) in &self.suspends {
+            let here = self.generations.get(&generation).into_iter().flatten();
+            let Some(most) = here.max_by_key(|answer| answer.count) else { continue };
+            let later: Vec<_> = self.generations.range(generation + 1..).flat_map(|(_, answers)| answers).collect();
+            for answer in &later {
+                let until = answer.seen.ended;
+                let answered = later.iter().filter(|other| other.seen.begun <= until).count() as u64;
+                if answer.count > most.count + answered + self.unanswered_until(until) {
+                    return Err(contradiction(Rule::NothingInvented, most.seen, answer.seen));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn unanswered_until(&self, until: u64) -> u64 {
+        self.unanswered.iter().filter(|seen| seen.begun <= until).count() as u64
     }
 }
 

@@ -64,6 +64,33 @@ fn a_count_comes_from_a_request() {
 }
 
 #[test]
+fn a_generation_that_was_suspended_is_over() {
+    let after = [answered(0, 1, 7, 5, 1), suspended(2, 3, 7), answered(4, 5, 7, 5, 2), answered(6, 7, 8, 5, 3)];
+    assert_eq!(rule(&after), Some(Rule::OverWhenSuspended));
+    let during = [answered(0, 1, 7, 5, 1), answered(3, 5, 7, 5, 2), suspended(2, 4, 7), answered(6, 7, 8, 5, 3)];
+    assert_eq!(rule(&during), None);
+}
+
+#[test]
+fn a_loss_hides_no_request_that_is_counted_twice() {
+    let lost: Vec<_> = (1..=10).map(|count| answered(2 * count, 2 * count + 1, 1, 5, count)).collect();
+    let twice = [answered(30, 31, 2, 6, 1), answered(32, 33, 2, 6, 3)];
+    assert_eq!(rule(&[&lost[..], &twice[..]].concat()), Some(Rule::NothingInvented));
+    let unheard = [answered(30, 31, 2, 6, 1), unanswered(30, 32), answered(32, 33, 2, 6, 3)];
+    assert_eq!(rule(&[&lost[..], &unheard[..]].concat()), None);
+}
+
+#[test]
+fn what_was_lost_does_not_come_back_after_a_suspend() {
+    let lost: Vec<_> = (1..=50).map(|count| answered(2 * count, 2 * count + 1, 5, 5, count)).collect();
+    let suspend = [answered(200, 201, 6, 5, 11), suspended(202, 203, 6)];
+    let back = [&lost[..], &suspend[..], &[answered(204, 205, 7, 5, 51)]].concat();
+    assert_eq!(rule(&back), Some(Rule::NothingInvented));
+    let right = [&lost[..], &suspend[..], &[answered(204, 205, 7, 5, 12)]].concat();
+    assert_eq!(rule(&right), None);
+}
+
+#[test]
 fn actors_are_apart() {
     let other = Seen { actor: "b".into(), ..answered(2, 3, 1, 6, 1) };
     assert_eq!(rule(&[answered(0, 1, 1, 5, 1), other]), None);

@@ -40,7 +40,7 @@ impl Node {
         };
         let joined = |error: tokio::task::JoinError| NodeError::Failed(error.to_string());
         let written = match write(from, manifest).await.map_err(joined)? {
-            Err(SnapshotError::Unusable { key, reason }) if self.snapshots.has_tier() => {
+            Err(SnapshotError::Unusable { key, reason }) if self.snapshots.can_fetch(&again.0) => {
                 tracing::warn!(snapshot = key, reason, "the copy on this disk is damaged: fetching it again");
                 let (from, manifest) = again;
                 self.snapshots.fetch_again(&from, &manifest).await.map_err(unusable)?;

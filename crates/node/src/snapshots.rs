@@ -203,7 +203,7 @@ impl Snapshots {
             .to_bytes()
             .map_err(|error| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() })?;
         if self.blobs.is_some() {
-            std::fs::write(directory.join(ONLY_HERE), key.to_string()).map_err(io("mark the snapshot"))?;
+            write_durably(&directory, ONLY_HERE, key.to_string().as_bytes()).map_err(io("mark the snapshot"))?;
             self.only_here.lock().insert(key.clone());
         }
         write_durably(&directory, MANIFEST, &bytes).map_err(io("write the manifest"))?;
@@ -435,11 +435,8 @@ pub(crate) fn write_durably(directory: &Path, name: &str, bytes: &[u8]) -> io::R
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(&temporary, directory.join(name))?;
-    File::open(directory)?.sync_all()?;
-    match directory.parent() {
-        Some(parent) => File::open(parent)?.sync_all(),
-        None => Ok(()),
-    }
+    // Both directories may be new.
+    directory.ancestors().take(3).try_for_each(|directory| File::open(directory)?.sync_all())
 }
 
 /// The names of images, as a manifest lists them.

@@ -131,11 +131,21 @@ impl Snapshots {
         self.blobs.is_some()
     }
 
+    /// Whether durable storage may have what is to be in the place of what is here.
+    pub(crate) fn can_fetch(&self, key: &SnapshotKey) -> bool {
+        self.blobs.is_some() && !self.is_only_here(key)
+    }
+
     /// Each file takes its old one's place once it is whole, so that what is here is never less than it was.
     async fn fetch(&self, key: &SnapshotKey, wanted: Wanted<'_>) -> Result<(), SnapshotError> {
         let Some(blobs) = &self.blobs else {
             return Err(SnapshotError::Missing { key: key.to_string(), whence: "this node's disk".to_owned() });
         };
+        // Durable storage has nothing to put in its place, and that is no reason to go back to an older one: it is here.
+        if self.is_only_here(key) {
+            let reason = "it cannot be read, and is on this node's disk only".to_owned();
+            return Err(SnapshotError::Unusable { key: key.to_string(), reason });
+        }
         let flight = self.flights.of(key);
         let _one = flight.lock().await;
         let done = match wanted {

@@ -100,6 +100,33 @@ async fn a_copy_that_is_damaged_or_gone_is_fetched_from_durable_storage() {
     machine.stop().await;
 }
 
+#[tokio::test]
+async fn a_pause_that_cannot_be_read_is_not_replaced_by_an_older_snapshot() {
+    let storage = tempfile::tempdir().expect("a directory");
+    let args = vec!["--storage".to_owned(), storage.path().display().to_string()];
+    let mut machine = Machine::start_with(ATE, Setting { args, ..Setting::default() }).await;
+    machine.apply_counter(1, "").await;
+    machine.create_atespace("space").await;
+    machine.create_counter("space", "a").await;
+    assert_eq!(machine.count("space", "a").await.memory, 1);
+    machine.suspend("space", "a").await;
+    assert_eq!(machine.count("space", "a").await.memory, 2);
+    machine.pause("space", "a").await;
+    // In durable storage there is the one before, and nothing of this one.
+    let snapshots = machine.data().join("node/snapshots");
+    for named in ["memory", "data", "manifest.json"] {
+        let file = newest(&snapshots, named);
+        let whole = std::fs::read(&file).expect("it is there");
+        std::fs::write(&file, damage(&whole, "cut")).expect("written");
+        let error = machine.resume("space", "a", false).await.expect_err("it is damaged");
+        assert!(error.message().contains("snapshot gs://snapshots/counter/space/a/"), "{named}: {error}");
+        std::fs::write(&file, &whole).expect("written");
+    }
+    let reply = machine.count("space", "a").await;
+    assert_eq!((reply.memory, reply.file), (3, 3), "{reply:?}");
+    machine.stop().await;
+}
+
 /// A file system of its own for the node, to be filled.
 struct Disk(PathBuf);
 

@@ -82,6 +82,11 @@ impl Control {
                 self.worker_up(node, report).await?;
             }
         }
+        // Neither of the two knows them: what was heard is old.
+        let known = |worker: &&WorkerUid| expected.contains_key(worker) || found.contains_key(worker);
+        for worker in only.into_iter().flatten().filter(|worker| !known(worker)) {
+            self.look_at_worker(*worker).await?;
+        }
         for (uid, (worker, actor)) in expected {
             let held = worker
                 .assigned

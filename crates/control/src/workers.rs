@@ -105,9 +105,13 @@ impl Control {
 
     /// A worker is gone, and with it what it ran.
     pub(crate) async fn worker_gone(self: &Arc<Self>, worker: WorkerUid, why: &str) -> Result<(), ControlError> {
-        self.forget_worker(worker);
+        // Nobody new comes. It is forgotten when the store says so too: until then whoever looks for it sees that it is missing.
+        self.fleet.lock().set_state(worker, State::Draining);
         loop {
-            let Some(record) = self.store.get(&worker_key(worker)).await? else { return Ok(()) };
+            let Some(record) = self.store.get(&worker_key(worker)).await? else {
+                self.forget_worker(worker);
+                return Ok(());
+            };
             let read = Read::<WorkerRecord>::decode(record)?;
             let held = match &read.value.assigned {
                 Some(by) => self.actor_if_any(&by.key).await?.filter(|actor| is_held(worker, by, &actor.value)),

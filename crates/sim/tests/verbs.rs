@@ -1,5 +1,7 @@
 //! What people do to actors beyond waking them and putting them to rest, in the middle of everything else.
 
+use std::time::Duration;
+
 use ate_actor::Phase;
 use ate_name::NodeName;
 use ate_sim::scenario::{Stage, play};
@@ -304,6 +306,18 @@ fn a_clock_that_is_ahead_keeps_nobody_from_waking() {
             }
         }
         stage.count().await;
+    });
+}
+
+#[test]
+fn a_worker_that_dies_while_the_store_is_away_is_missed_soon() {
+    play(async |stage: &Stage| {
+        stage.store_away(true);
+        stage.kill_its_worker().await;
+        stage.sleep(20).await;
+        stage.store_away(false);
+        // Far from the next comparison of everything.
+        assert!(stage.time_to_count().await < Duration::from_secs(60));
     });
 }
 

@@ -79,22 +79,40 @@ impl Node {
         let (actor, generation) = (order.identity.uid, order.identity.generation);
         let flight = self.arrivals.of(&actor);
         let _one = flight.lock().await;
-        if self.spent.lock().get(&actor).is_some_and(|spent| *spent >= generation) {
+        if self.is_spent(actor, generation) {
             return Err(NodeError::Stale);
         }
         if self.worker(order.worker)?.hosted(actor, generation).is_some() {
             // Asked twice: the first answer was lost on its way.
             return Ok(Activated::default());
         }
-        let activated = self.bring_in(order).await;
+        let worker = order.worker;
+        let mut activated = self.bring_in(order).await;
+        if activated.is_ok() && self.is_spent(actor, generation) {
+            // It was ended before it had begun.
+            let handle = self.worker(worker)?;
+            handle.link.call(Command::Discard { actor, generation }, &[]).await.map_err(from_link)?;
+            handle.vacate(actor, generation);
+            activated = Err(NodeError::Stale);
+        }
         if activated.is_err() {
-            let mut spent = self.spent.lock();
-            if spent.len() >= REMEMBERED {
-                spent.clear();
-            }
-            spent.insert(actor, generation);
+            self.never_again(actor, generation);
         }
         activated
+    }
+
+    /// This generation of the actor is over here, and all before it.
+    fn never_again(&self, actor: ActorUid, generation: Generation) {
+        let mut spent = self.spent.lock();
+        if spent.len() >= REMEMBERED {
+            spent.clear();
+        }
+        let last = spent.entry(actor).or_insert(generation);
+        *last = generation.max(*last);
+    }
+
+    fn is_spent(&self, actor: ActorUid, generation: Generation) -> bool {
+        self.spent.lock().get(&actor).is_some_and(|spent| *spent >= generation)
     }
 
     async fn bring_in(self: &Arc<Self>, order: Activate) -> Result<Activated, NodeError> {
@@ -215,7 +233,7 @@ impl Node {
         };
         let (node, data_key) = (Arc::clone(self), Arc::new(data_key));
         match node.clone().read_in(key.clone(), manifest.clone(), data_key.clone(), scope).await {
-            Err(SnapshotError::Unusable { reason, .. }) if self.snapshots.has_tier() => {
+            Err(SnapshotError::Unusable { reason, .. }) if self.snapshots.can_fetch(&key) => {
                 tracing::warn!(snapshot = %key, reason, "the copy on this disk is damaged: fetching it again");
                 self.snapshots.fetch_again(&key, &manifest).await.map_err(unusable)?;
                 node.read_in(key, manifest, data_key, scope).await.map_err(unusable)
@@ -363,7 +381,7 @@ impl Node {
                 let in_hand = InHand { memory, archive, ran, worker: Arc::clone(&handle), room: Some(room) };
                 self.captured.lock().insert(order.op, in_hand);
                 ate_failpoint::reached("node.captured");
-                handle.vacate();
+                handle.vacate(order.actor, order.generation);
                 Ok(Captured { phases })
             }
             Ok(other) => Err(NodeError::Failed(format!("the worker answered {other:?}"))),
@@ -685,8 +703,10 @@ impl Nodes for LocalNode {
         generation: Generation,
     ) -> Result<(), NodeError> {
         let handle = self.check(node)?.worker(worker)?;
+        // First: one that is still on its way in must not come.
+        self.0.never_again(actor, generation);
         handle.link.call(Command::Discard { actor, generation }, &[]).await.map_err(from_link)?;
-        handle.vacate();
+        handle.vacate(actor, generation);
         Ok(())
     }
 

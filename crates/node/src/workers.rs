@@ -129,8 +129,10 @@ impl Handle {
             .then(|| (ran.clone(), workload.clone(), state.memory_bytes))
     }
 
-    pub(crate) fn vacate(&self) {
-        self.state.lock().tenant = None;
+    /// Somebody else may have come meanwhile.
+    pub(crate) fn vacate(&self, actor: ActorUid, generation: Generation) {
+        let is_it = |(tenant, ..): &mut Resident| tenant.uid == actor && tenant.generation == generation;
+        drop(self.state.lock().tenant.take_if(is_it));
     }
 
     /// Whether the actor that is here now may connect there.
@@ -285,7 +287,7 @@ impl Node {
                 link::Event::Frozen(identity) => NodeEvent::Frozen { worker, identity },
                 link::Event::Thawed(identity) => NodeEvent::Thawed { worker, identity },
                 link::Event::Ended { actor, generation, exit } => {
-                    handle.vacate();
+                    handle.vacate(actor, generation);
                     NodeEvent::Ended { worker, actor, generation, exit }
                 }
             };

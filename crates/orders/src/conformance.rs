@@ -71,7 +71,8 @@ impl Story<'_> {
         assert_eq!(self.activate(&nowhere).await.err(), Some(NodeError::WorkerGone));
     }
 
-    /// Neither an order for another generation nor one to another worker touches it.
+    /// Neither an order for another generation nor one to another worker touches it. A generation that is ended before it has
+    /// come does not come.
     async fn only_its_own_generation_leaves(&self, first: &Activate, two: WorkerUid) {
         let uid = first.identity.uid;
         let later = Generation::new(2);
@@ -93,6 +94,8 @@ impl Story<'_> {
             assert!(self.report().await.holding.contains(&op(6)));
         }
         assert_eq!(self.activate(first).await.err(), Some(NodeError::Stale), "it is of the past");
+        let ended = self.activate_order(first.worker, self.actor(1, 2), op(16), self.subject.boot());
+        assert_eq!(self.activate(&ended).await.err(), Some(NodeError::Stale), "it was ended before it came");
 
         let stored = self.store(&first.identity, op(6)).await.expect("it is stored");
         let again = self.store(&first.identity, op(6)).await.expect("it is there");
@@ -104,7 +107,7 @@ impl Story<'_> {
     }
 
     async fn continues_elsewhere(&self, first: &Activate, two: WorkerUid, at: &SnapshotAt) {
-        let second = self.activate_order(two, self.actor(1, 2), op(7), snapshot(at));
+        let second = self.activate_order(two, self.actor(1, 3), op(7), snapshot(at));
         self.activate(&second).await.expect("it continues");
         assert_eq!(self.hosted(two).await, Some(second.identity));
         assert_eq!(self.activate(first).await.err(), Some(NodeError::Stale));
@@ -157,12 +160,12 @@ impl Story<'_> {
     }
 
     async fn is_let_go_of(&self, two: WorkerUid) {
-        self.capture(two, &self.actor(1, 2), op(14)).await.expect("it is captured");
+        self.capture(two, &self.actor(1, 3), op(14)).await.expect("it is captured");
         for _ in 0..2 {
             assert_eq!(self.nodes.release(&self.node, op(14)).await, Ok(()));
             self.lets_go_of(op(14)).await;
         }
-        assert_eq!(self.store(&self.actor(1, 2), op(14)).await.err(), Some(NodeError::NothingCaptured));
+        assert_eq!(self.store(&self.actor(1, 3), op(14)).await.err(), Some(NodeError::NothingCaptured));
     }
 
     /// Wherever it is; and what is not there is no error.
@@ -170,7 +173,7 @@ impl Story<'_> {
         for _ in 0..2 {
             assert_eq!(self.nodes.forget(&self.node, None, vec![at.prefix.clone()]).await, Ok(()));
         }
-        let order = self.activate_order(one, self.actor(1, 3), op(15), snapshot(at));
+        let order = self.activate_order(one, self.actor(1, 4), op(15), snapshot(at));
         assert_eq!(self.activate(&order).await.err(), Some(NodeError::NoSnapshot(at.prefix.clone())));
         assert_eq!(self.nodes.upload(&self.node, &at.prefix).await, Err(NodeError::NoSnapshot(at.prefix.clone())));
     }

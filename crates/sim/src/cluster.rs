@@ -58,6 +58,14 @@ struct Worker {
     retained: BTreeMap<OpId, App>,
     /// The newest generation of each actor that was here.
     been_here: BTreeMap<ActorUid, Generation>,
+    /// The newest generation of each actor that was told to end here, whether it was here or not.
+    ended: BTreeMap<ActorUid, Generation>,
+}
+
+impl Worker {
+    fn has_ended(&self, identity: &Identity) -> bool {
+        self.ended.get(&identity.uid).is_some_and(|ended| *ended >= identity.generation)
+    }
 }
 
 #[derive(Debug)]
@@ -145,6 +153,7 @@ impl Cluster {
                 arriving: None,
                 retained: BTreeMap::new(),
                 been_here: BTreeMap::new(),
+                ended: BTreeMap::new(),
             },
         )
     }
@@ -484,7 +493,7 @@ impl Cluster {
                 _ => {}
             }
             let Identity { uid, generation, .. } = order.identity;
-            if worker.been_here.get(&uid).is_some_and(|been| *been >= generation) {
+            if worker.been_here.get(&uid).is_some_and(|been| *been >= generation) || worker.has_ended(&order.identity) {
                 return Err(NodeError::Stale);
             }
             worker.taken = true;
@@ -515,6 +524,9 @@ impl Cluster {
         self.on(name, life, |node| {
             let worker = node.workers.get_mut(&order.worker).ok_or(NodeError::WorkerGone)?;
             (worker.taken, worker.arriving) = (false, None);
+            if worker.has_ended(&order.identity) {
+                return Err(NodeError::Stale);
+            }
             let app = app?;
             if fails {
                 return Err(NodeError::Failed("simulated".into()));
@@ -718,6 +730,8 @@ impl Cluster {
         let life = self.arrive(name).await?;
         let done = self.on(name, life, |node| {
             let worker = node.workers.get_mut(&worker).ok_or(NodeError::WorkerGone)?;
+            let last = worker.ended.entry(actor).or_insert(generation);
+            *last = generation.max(*last);
             match &worker.sandbox {
                 Some(here) if here.identity.uid == actor && here.identity.generation == generation => {
                     (worker.sandbox, worker.taken) = (None, false);

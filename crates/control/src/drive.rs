@@ -182,6 +182,6 @@ impl Control {
             () = self.stopping.cancelled() => return Ok(()),
             () = tokio::time::sleep(self.settings.failed_resume_visible) => {}
         }
-        self.settle(read, Event::GaveUp { op: driver.op }, Note::new("Suspended")).await.map(drop)
+        self.settle(read, Event::GaveUp { op: driver.op }, Note::new("GaveUp")).await.map(drop)
     }
 }

@@ -67,7 +67,7 @@ impl Control {
                 // Its disk is gone with it; what is in durable storage can be removed by any.
                 Err(NodeError::UnknownNode(_)) => node = None,
                 // Should it come back, what only it has is found there.
-                Err(NodeError::Unreachable(_)) if self.is_gone_for_good(&to) => node = None,
+                Err(NodeError::Unreachable(_)) if self.is_gone_for_good(&to).await => node = None,
                 Err(error) => tracing::warn!(node = %to, %error, "snapshots are not removed yet"),
             }
             patience.wait(self).await?;

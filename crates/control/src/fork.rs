@@ -35,7 +35,7 @@ impl Control {
         let forked = self.tasks.spawn(async move {
             let source = control.saved(&from).await?;
             let uid = ActorUid::from_random(control.world.random());
-            let fork = control.plan(&source, &to, uid, control.keys.sealed(uid))?;
+            let fork = control.plan(&source, &to, uid, control.keys.sealed(uid)).await?;
             let driver = control.new_operation();
             let begun = control.with_fork(Change::new(), driver.op, &fork);
             match control.store.commit(begun).await {
@@ -58,7 +58,7 @@ impl Control {
         }
     }
 
-    fn plan(&self, from: &Actor, to: &ActorKey, uid: ActorUid, sealed_key: String) -> Result<Fork, ControlError> {
+    async fn plan(&self, from: &Actor, to: &ActorKey, uid: ActorUid, sealed_key: String) -> Result<Fork, ControlError> {
         let Some((source, only)) = from.snapshots.base() else {
             return Err(ControlError::precondition(format!(
                 "Actor {name} has no snapshot yet that another could continue from\n  \
@@ -69,7 +69,12 @@ impl Control {
                 atespace = to.atespace
             )));
         };
-        let local = from.snapshots.local.as_ref().map(|(_, node)| node).filter(|node| !self.is_gone_for_good(node));
+        let mut local = from.snapshots.local.as_ref().map(|(_, node)| node);
+        if let Some(node) = local
+            && self.is_gone_for_good(node).await
+        {
+            local = None;
+        }
         let node = only.or(local).cloned().or_else(|| self.any_node());
         Ok(Fork {
             from: from.key.clone(),
@@ -120,14 +125,14 @@ impl Control {
             match self.nodes.copy(&fork.node, order.clone()).await {
                 Ok(stored) => break stored,
                 Err(NodeError::Refused(text)) => return Err(ControlError::precondition(text)),
-                Err(error) if self.is_hopeless(fork, &error) => return Ok(None),
+                Err(error) if self.is_hopeless(fork, &error).await => return Ok(None),
                 Err(error) => self.wait_for(op, fork, &error, &mut patience).await?,
             }
         };
         while !durable {
             match self.nodes.upload(&fork.node, &order.prefix).await {
                 Ok(()) => durable = true,
-                Err(error) if self.is_hopeless(fork, &error) => return Ok(None),
+                Err(error) if self.is_hopeless(fork, &error).await => return Ok(None),
                 Err(error) => self.wait_for(op, fork, &error, &mut patience).await?,
             }
         }
@@ -139,10 +144,10 @@ impl Control {
         }))
     }
 
-    fn is_hopeless(&self, fork: &Fork, error: &NodeError) -> bool {
+    async fn is_hopeless(&self, fork: &Fork, error: &NodeError) -> bool {
         match error {
             NodeError::NoSnapshot(_) | NodeError::UnknownNode(_) => true,
-            NodeError::Unreachable(_) => self.is_gone_for_good(&fork.node),
+            NodeError::Unreachable(_) => self.is_gone_for_good(&fork.node).await,
             _ => false,
         }
     }
@@ -241,7 +246,7 @@ impl Control {
     async fn begin_again(self: &Arc<Self>, driver: Driver, fork: Fork) -> Result<(Driver, Fork), ControlError> {
         let from = self.actor_if_any(&fork.from).await?.filter(|read| read.value.uid == fork.from_uid);
         let planned = match &from {
-            Some(read) => self.plan(&read.value, &fork.to, fork.uid, fork.sealed_key.clone()),
+            Some(read) => self.plan(&read.value, &fork.to, fork.uid, fork.sealed_key.clone()).await,
             None => Err(ControlError::actor_not_found(fork.from.name.as_str())),
         };
         let next = match planned {

@@ -119,10 +119,16 @@ impl Control {
     }
 
     /// Whether what only this node has must be given up too.
-    pub(crate) fn is_gone_for_good(&self, node: &NodeName) -> bool {
-        self.known_nodes
-            .last(node)
-            .is_some_and(|(record, since)| record.given_up && self.silence(since) >= self.settings.node_grace)
+    pub(crate) async fn is_gone_for_good(&self, node: &NodeName) -> bool {
+        let Some((known, since)) = self.known_nodes.last(node) else { return false };
+        if !known.given_up || self.silence(since) < self.settings.node_grace {
+            return false;
+        }
+        // What is known here may be old: it may have come back, with all it has.
+        let Ok(Some(record)) = self.store.get(&node_key(node)).await else { return false };
+        let now = Read::<NodeRecord>::decode(record.clone());
+        let _ = self.note_node(&record);
+        now.is_ok_and(|now| now.value == known)
     }
 
     /// Gives up nodes that are silent, and sees to it that none of their workers is left.

@@ -18,8 +18,9 @@ use crate::ledger::Note;
 use crate::records::{Read, worker_key};
 use crate::{Code, Control, ControlError};
 
-/// Workers tried for one wake when the fault lies with the worker, not with the actor.
-const ATTEMPTS: usize = 3;
+/// Before a wake is tried again because the fault lay with the worker, not with the actor; doubled each time, so often.
+const AGAIN: Duration = Duration::from_millis(10);
+const DOUBLINGS: u32 = 6;
 
 /// How long a record that says "running" is doubted when the worker has said "not here". The news is on its way.
 const DOUBT: Duration = Duration::from_millis(250);
@@ -50,7 +51,7 @@ impl Control {
     pub async fn resume_actor(self: &Arc<Self>, key: &ActorKey, boot: bool) -> Result<Versioned, ControlError> {
         let deadline = Instant::now() + self.settings.park;
         let start = if boot { Start::Boot } else { Start::Newest };
-        let mut attempts = 0;
+        let mut tries = 0;
         loop {
             let read = self.actor(key).await?;
             match &read.value.phase {
@@ -60,10 +61,9 @@ impl Control {
                     return Err(ControlError::in_progress());
                 }
             }
-            attempts += 1;
             match self.wake(read, start, deadline, false).await {
                 // Somebody else's operation got in between, or the worker was not what it was taken for: the actor tells.
-                Err(error) if error.code == Code::Aborted && attempts < ATTEMPTS => {}
+                Err(error) if error.code == Code::Aborted && again(&mut tries, deadline).await => {}
                 Err(error) if error.is_conflict() => return Err(ControlError::in_progress()),
                 Err(error) => return Err(error),
                 Ok(_) => return self.settled(key, deadline).await,
@@ -80,7 +80,7 @@ impl Control {
         deadline: Instant,
     ) -> Result<Assigned, ControlError> {
         usable(key)?;
-        let (mut attempts, mut doubted) = (0, false);
+        let (mut tries, mut doubted) = (0, false);
         loop {
             let notify = self.follower.of(key);
             let changed = notify.notified();
@@ -109,10 +109,7 @@ impl Control {
                     match self.wake(read, Start::Newest, deadline, true).await {
                         Ok(assigned) => return Ok(assigned),
                         Err(error) if error.is_conflict() => continue,
-                        Err(error) if error.code == Code::Aborted && attempts + 1 < ATTEMPTS => {
-                            attempts += 1;
-                            continue;
-                        }
+                        Err(error) if error.code == Code::Aborted && again(&mut tries, deadline).await => continue,
                         Err(error) => return Err(error),
                     }
                 }
@@ -154,7 +151,7 @@ impl Control {
     async fn without_lost_copy(self: &Arc<Self>, read: Read<Actor>) -> Result<Read<Actor>, ControlError> {
         let only = read.value.snapshots.base().and_then(|(_, node)| node.cloned());
         match only {
-            Some(node) if self.is_gone_for_good(&node) => Box::pin(self.fall_back(read, node)).await,
+            Some(node) if self.is_gone_for_good(&node).await => Box::pin(self.fall_back(read, node)).await,
             _ => Ok(read),
         }
     }
@@ -206,20 +203,24 @@ impl Control {
         error: NodeError,
         tell: oneshot::Sender<Result<Assigned, ControlError>>,
     ) {
-        let only = bound.value.snapshots.base().and_then(|(_, node)| node.cloned());
-        let worker = bound.value.lease().map(|lease| lease.worker);
-        let refusal = refusal(&bound.value, &error, only.is_some());
+        let only = bound.value.snapshots.base().and_then(|(newest, node)| Some((newest.prefix.clone(), node?.clone())));
+        // Not if what it is a difference to is missing: that may be found elsewhere, and the newest is where it is.
+        let missing = |newest: &str| matches!(&error, NodeError::NoSnapshot(missing) if missing == newest);
+        let gone_from = only.filter(|(newest, _)| missing(newest)).map(|(_, node)| node);
+        let refusal = refusal(&bound.value, &error, gone_from.is_some());
         if matches!(error, NodeError::NoSnapshot(_)) {
             self.counters.snapshots_missing.one();
         }
+        if let (NodeError::WorkerGone, Some(lease)) = (&error, bound.value.lease()) {
+            // The news is on its way; until it is here the same worker would be chosen again.
+            if self.worker_gone(lease.worker, "its worker is gone").await.is_ok() {
+                return drop(tell.send(Err(refusal)));
+            }
+        }
         let event = Event::Failed { op: driver.op, reason: error.to_string() };
         let mut settled = self.settle(bound, event, Note::because("ResumeFailed", error.to_string())).await;
-        if let (NodeError::NoSnapshot(_), Some(node), Ok(failed)) = (&error, only, &settled) {
+        if let (Some(node), Ok(failed)) = (gone_from, &settled) {
             settled = self.fall_back(failed.clone(), node).await;
-        }
-        if let (NodeError::WorkerGone, Some(worker)) = (&error, worker) {
-            // The news is on its way; until it is here the same worker would be chosen again.
-            let _ = self.worker_gone(worker, "its worker is gone").await;
         }
         let _ = tell.send(Err(refusal));
         if let Ok(failed) = settled {
@@ -416,6 +417,17 @@ impl Control {
         let known = self.fleet.lock().get(lease.worker).is_some();
         Ok(!known && self.store.get(&worker_key(lease.worker)).await?.is_none())
     }
+}
+
+/// Waits a little before another try, longer each time; `false`: there is no time for one.
+async fn again(tries: &mut u32, deadline: Instant) -> bool {
+    let pause = AGAIN * 2_u32.pow((*tries).min(DOUBLINGS));
+    *tries += 1;
+    if Instant::now() + pause >= deadline {
+        return false;
+    }
+    tokio::time::sleep(pause).await;
+    true
 }
 
 pub(crate) fn identity(actor: &Actor) -> Identity {

@@ -1,6 +1,7 @@
 //! Putting an actor to rest: say so, have the node take it out of its worker, free the worker, have it stored, settle.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ate_actor::{Actor, Event, Intent, Lease, Phase, Scope, SnapshotRef};
 use ate_name::{ActorKey, GOLDEN_ATESPACE, OpId, WorkerUid};
@@ -14,6 +15,9 @@ use crate::ledger::Note;
 use crate::records::Read;
 use crate::resume::identity;
 use crate::{Code, Control, ControlError};
+
+/// A sandbox that its node cannot end by then is left to the comparisons.
+const DISCARDED_WITHIN: Duration = Duration::from_secs(30);
 
 impl Control {
     /// Suspends (durable) or pauses (on the node) an actor and waits until that is so.
@@ -177,7 +181,7 @@ impl Control {
                 Err(NodeError::NothingCaptured | NodeError::UnknownNode(_)) => {
                     return self.lose(read, "its node no longer has its image").await;
                 }
-                Err(NodeError::Unreachable(_)) if self.is_gone_for_good(&node) => {
+                Err(NodeError::Unreachable(_)) if self.is_gone_for_good(&node).await => {
                     return self.lose(read, "its node is gone, and its image with it").await;
                 }
                 // Its image is let go of by the next comparison: nobody will store it.
@@ -242,13 +246,22 @@ impl Control {
     /// Ends what is left of an actor in its worker. Until the node has said so the actor is not lost: it may still run.
     async fn discard(&self, read: &Read<Actor>, lease: &Lease) -> Result<(), ControlError> {
         let (uid, generation) = (read.value.uid, read.value.generation);
-        let mut patience = Patience::new();
-        while let Err(NodeError::Unreachable(_)) = self.nodes.discard(&lease.node, lease.worker, uid, generation).await
-        {
-            patience.wait(self).await?;
-            self.still(read).await?;
+        let (mut patience, begun) = (Patience::new(), tokio::time::Instant::now());
+        loop {
+            match self.nodes.discard(&lease.node, lease.worker, uid, generation).await {
+                Ok(()) | Err(NodeError::Stale | NodeError::WorkerGone | NodeError::UnknownNode(_)) => return Ok(()),
+                // A node that answers is asked again by every comparison.
+                Err(error) if !matches!(error, NodeError::Unreachable(_)) && begun.elapsed() > DISCARDED_WITHIN => {
+                    tracing::error!(actor = %read.value.key, node = %lease.node, %error, "a sandbox could not be ended");
+                    return Ok(());
+                }
+                Err(error) => {
+                    tracing::warn!(actor = %read.value.key, node = %lease.node, %error, "a sandbox is not ended yet");
+                    patience.wait(self).await?;
+                    self.still(read).await?;
+                }
+            }
         }
-        Ok(())
     }
 
     /// Makes the newest snapshot durable, however long that takes, unless a later one takes its place meanwhile.
@@ -291,7 +304,9 @@ impl Control {
                 Err(NodeError::NoSnapshot(_)) if read.value.lease().is_none() => {
                     self.fall_back(read, node.clone()).await?;
                 }
-                Err(NodeError::Unreachable(_)) if self.is_gone_for_good(&node) && read.value.lease().is_none() => {
+                Err(NodeError::Unreachable(_))
+                    if read.value.lease().is_none() && self.is_gone_for_good(&node).await =>
+                {
                     self.fall_back(read, node.clone()).await?;
                 }
                 Err(error) => {

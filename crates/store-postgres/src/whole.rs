@@ -59,9 +59,13 @@ pub async fn contents(settings: &Settings) -> Result<Contents, ConnectError> {
             Err(trouble) => drop(entries.send(Err(trouble.into())).await),
         }
     }));
-    let entries = stream::unfold((arriving, reading), |(mut arriving, reading)| async move {
-        let entry = arriving.recv().await?;
-        Some((entry, (arriving, reading)))
+    let entries = stream::unfold(Some((arriving, reading)), |reading| async move {
+        let (mut arriving, reading) = reading?;
+        match arriving.recv().await {
+            Some(entry) => Some((entry, Some((arriving, reading)))),
+            // Whoever sent them may have fallen over halfway.
+            None => reading.await.err().map(|error| (Err(Fault::Unavailable { reason: error.to_string() }), None)),
+        }
     });
     Ok(Contents { revision, entries: entries.boxed() })
 }

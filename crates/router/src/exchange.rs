@@ -34,6 +34,9 @@ use crate::upstream::{DialError, Lease, Pool, Route, SendError};
 const BACKOFF: Duration = Duration::from_millis(10);
 const DOUBLINGS: u32 = 6;
 
+/// A workload that accepts a connection and closes it is where it should be: it will not be found elsewhere.
+const MAX_HANG_UPS: u32 = 5;
+
 pub(crate) struct Router {
     pub(crate) pool: Arc<Pool>,
     pub(crate) routes: Arc<Routes>,
@@ -103,7 +106,7 @@ impl Router {
         timing: &mut Timing<'_>,
     ) -> Result<(Response<Incoming>, Option<Lease>), Failure> {
         let Exchange { target, deadline, .. } = exchange;
-        let (mut looks, mut denied) = (0, None);
+        let (mut looks, mut hang_ups, mut denied) = (0, 0, None);
         loop {
             let route = match self.routes.get(&target.key) {
                 Some(route) if route.is_live() => route,
@@ -126,9 +129,11 @@ impl Router {
                 Ok(answered) => return Ok(answered),
                 Err(SendError::NotSent(unsent, reason)) => {
                     request = *unsent;
+                    hang_ups += u32::from(matches!(reason, DialError::HungUp(_)));
                     self.give_up(&route, reason, port.number)?;
                     (looks, denied) = (looks + 1, Some(route.assignment.generation));
-                    if Instant::now() + pause_before(looks).unwrap_or_default() >= *deadline {
+                    let is_late = Instant::now() + pause_before(looks).unwrap_or_default() >= *deadline;
+                    if is_late || hang_ups == MAX_HANG_UPS {
                         return Err(Failure::Activate(ActivateError::Unavailable));
                     }
                 }

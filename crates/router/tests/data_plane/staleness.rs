@@ -86,6 +86,17 @@ async fn an_actor_whose_worker_has_died_is_looked_for_until_that_is_noticed() {
 }
 
 #[tokio::test]
+async fn a_workload_that_hangs_up_at_once_is_not_looked_for_elsewhere_for_long() {
+    let worker = Worker::tcp(whoami()).await;
+    let control = Control::fixed([worker.host("a", 1)]);
+    *worker.refuse.lock().unwrap() = Some(Verdict::Accepted);
+    let router = Router::start(control.clone()).await;
+    let status = router.get("a", "/").await.status.as_u16();
+    assert!(matches!(status, 502 | 503), "{status}");
+    assert!(control.count() <= 5, "asked {} times", control.count());
+}
+
+#[tokio::test]
 async fn a_request_with_a_body_survives_a_stale_route() {
     let echo = |visit: Visit| async move {
         let text = http_body_util::BodyExt::collect(visit.request.into_body()).await.map_err(|_| HangUp)?.to_bytes();

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use ate_actor::{Actor, Intent, Phase, SnapshotRef};
-use ate_name::{ActorKey, ActorUid, OpId};
+use ate_name::{ActorKey, ActorUid, Generation, OpId};
 use ate_orders::{CopyOrder, NodeError, SnapshotAt, Stored};
 use ate_snapshot::{Location, SnapshotId, SnapshotKey};
 use ate_store::{Change, CommitError, Guard, Kind};
@@ -88,6 +88,7 @@ impl Control {
             template: from.template.clone(),
             template_uid: from.template_uid,
             selector: from.selector.clone(),
+            past: Generation::NONE,
         })
     }
 
@@ -200,7 +201,7 @@ impl Control {
         let sealed_key = fork.sealed_key.clone();
         let mut actor = Actor::new(*uid, to.clone(), template.clone(), *template_uid, sealed_key, self.world.now());
         actor.selector = fork.selector.clone();
-        actor.generation = copy.generation;
+        actor.generation = copy.generation.max(fork.past);
         actor.snapshots.local = Some((copy.clone(), fork.node.clone()));
         actor.snapshots.durable = Some(copy);
         let mut patience = Patience::new();
@@ -254,7 +255,7 @@ impl Control {
                 let text = format!("actor {}: snapshot {} is gone", fork.from.name, fork.source.prefix);
                 return self.abandon(&driver, &fork, ControlError::precondition(text)).await;
             }
-            Ok(next) => next,
+            Ok(next) => Fork { past: fork.past, ..next },
             Err(error) if error.code == Code::Unavailable => return Err(error),
             Err(error) => return self.abandon(&driver, &fork, error).await,
         };

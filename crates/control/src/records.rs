@@ -179,6 +179,13 @@ pub(crate) struct Fork {
     pub(crate) template_uid: TemplateUid,
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub(crate) selector: Labels,
+    /// It begins at no smaller one: it may have lived before its operation was restored from a backup.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub(crate) past: Generation,
+}
+
+fn is_none(generation: &Generation) -> bool {
+    *generation == Generation::NONE
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -10,6 +10,7 @@
 //!                  an upload                            the same
 //!                  what nobody refers to                 still nobody does
 //!                  a golden snapshot                     begins anew, as after any crash
+//!                  a fork                                goes on, past every generation that the fork can have had
 //!   worker       gone: nodes tell which there are, and reconciling ends whom nobody knows
 //!   replica      gone: those processes are
 //!   count        counted anew: the backup may be the remedy of a count that is wrong
@@ -28,7 +29,9 @@ use jiff::Timestamp;
 use crate::ControlError;
 use crate::Usage;
 use crate::actors::is_golden;
-use crate::records::{HISTORY_KEPT, HistoryEntry, Read, encode, history_key, operation_key};
+use crate::records::{
+    Fork, HISTORY_KEPT, HistoryEntry, Job, OperationRecord, Read, encode, history_key, operation_key,
+};
 
 /// A store makes fewer commits in a second than this, and assigns one actor fewer times. So by a given second neither has
 /// counted to that second's number (since 1970) times this, also not from where an earlier restore has put it: restoring the
@@ -122,6 +125,10 @@ impl Restoring {
                 self.summary.kept.add(kind);
                 self.actor(Read::decode(record)?)
             }
+            Kind::Operation => {
+                self.summary.kept.add(kind);
+                Ok(vec![Mutation::Put(self.operation(record))])
+            }
             _ => {
                 self.summary.kept.add(kind);
                 Ok(vec![Mutation::Put(record)])
@@ -138,6 +145,16 @@ impl Restoring {
             Mutation::Put(Record { key, version: 1, revision: self.revision, value: count.to_string().into() })
         };
         counts.map(put).inspect(|_| self.summary.kept.add(Kind::Count)).collect()
+    }
+
+    /// An actor that was to be may have been, and have lived, since: it gets no generation twice.
+    fn operation(&self, record: Record) -> Record {
+        // What cannot be read stays as it is; whoever takes it up says so.
+        let Ok(value) = serde_json::from_slice::<OperationRecord>(&record.value) else { return record };
+        let Job::Fork(fork) = &value.job else { return record };
+        let job = Job::Fork(Box::new(Fork { past: Generation::new(self.past), ..(**fork).clone() }));
+        let (restored, read) = (OperationRecord { job, ..value.clone() }, Read { record, value });
+        Record { value: read.rewritten(&restored).into(), ..read.record }
     }
 
     fn actor(&mut self, read: Read<Actor>) -> Result<Vec<Mutation>, ControlError> {

@@ -397,3 +397,42 @@ fn what_a_newer_program_wrote_is_still_there() {
     let after: serde_json::Value = serde_json::from_slice(&put(&written[0]).value).unwrap();
     assert_eq!(after["fromTheFuture"], 1);
 }
+
+/// What the backup shows as under way may have been done, and the fork have lived, before it was restored.
+#[test]
+fn a_fork_that_was_under_way_gets_no_generation_twice() {
+    let from = actor("a", []);
+    let snapshot = SnapshotRef {
+        prefix: "gs://a/b".into(),
+        generation: Generation::new(3),
+        ..serde_json::from_value(serde_json::json!({"prefix": "", "generation": 0, "scope": "Full", "storedBytes": 1}))
+            .unwrap()
+    };
+    let fork = crate::records::Fork {
+        from: from.key.clone(),
+        from_uid: from.uid,
+        from_key: "sealed".into(),
+        source: snapshot,
+        node: NodeName::new("n"),
+        to: ActorKey::parse("space", "b").unwrap(),
+        uid: ActorUid::from_random([8; 16]),
+        sealed_key: "sealed".into(),
+        template: from.template.clone(),
+        template_uid: from.template_uid,
+        selector: Default::default(),
+        past: Generation::NONE,
+    };
+    let operation = crate::records::OperationRecord {
+        op: op(3),
+        job: crate::records::Job::Fork(Box::new(fork)),
+        owner: ate_name::ReplicaId::from_random([1; 16]),
+        started: Timestamp::UNIX_EPOCH,
+        taken_over: 0,
+    };
+    let written = restoring().take(record(operation_key(op(3)), 1, encode(&operation))).unwrap();
+    let restored: crate::records::OperationRecord = serde_json::from_slice(&put(&written[0]).value).unwrap();
+    let crate::records::Job::Fork(fork) = restored.job else { panic!("it is still to be made") };
+    let restored = restoring().take(of(&from, 1)).unwrap();
+    let other: Actor = serde_json::from_slice(&put(&restored[0]).value).unwrap();
+    assert_eq!(fork.past, other.generation, "as far as everybody else");
+}

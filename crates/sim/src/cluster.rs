@@ -183,6 +183,11 @@ impl Cluster {
         self.durable.lock().contains_key(prefix)
     }
 
+    /// Also if nobody can ask it now.
+    pub(crate) fn has_on_disk(&self, node: &NodeName, prefix: &str) -> bool {
+        self.nodes.lock().get(node).is_some_and(|node| node.disk.contains_key(prefix))
+    }
+
     /// What a durable snapshot has counted.
     pub(crate) fn durable_count(&self, prefix: &str) -> Option<u64> {
         self.durable.lock().get(prefix).map(|snapshot| snapshot.app.count)

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use ate_actor::{Actor, Lease, Phase};
-use ate_control::WorkerRecord;
-use ate_control::{Check, Finding};
-use ate_name::{ActorKey, Generation};
+use ate_control::{Check, Finding, NodeRecord, WorkerRecord};
+use ate_name::{ActorKey, Generation, NodeName};
 use ate_store::{
     Change, CommitError, Committed, Entry, Fault, FeedLimits, Key, Kind, MemoryStore, Page, Prefix, Record, Revision,
     Store, Watch, WatchError, Write,
@@ -26,6 +25,8 @@ pub(crate) struct Shared {
     /// Nobody is answered.
     pub(crate) away: Mutex<bool>,
     generations: Mutex<BTreeMap<String, Generation>>,
+    /// Of each actor whose newest snapshot is on one disk only: its prefix, and whose disk.
+    only_copies: Mutex<BTreeMap<String, (String, NodeName)>>,
 }
 
 impl Shared {
@@ -36,6 +37,7 @@ impl Shared {
             world,
             away: Mutex::new(false),
             generations: Mutex::default(),
+            only_copies: Mutex::default(),
         })
     }
 
@@ -128,11 +130,29 @@ impl Shared {
                 broken("it holds a worker that is not assigned to it");
             }
         }
+        let only = actor.snapshots.base().and_then(|(newest, node)| Some((newest.prefix.clone(), node?.clone())));
+        let before = match only {
+            Some(only) => self.only_copies.lock().insert(actor.uid.to_string(), only),
+            None => self.only_copies.lock().remove(&actor.uid.to_string()),
+        };
+        if let Some((prefix, node)) = before
+            && actor.snapshots.local.is_none()
+            && actor.snapshots.durable.as_ref().is_none_or(|durable| durable.prefix != prefix)
+            && cluster.has_on_disk(&node, &prefix)
+            && !self.is_given_up(&node).await
+        {
+            broken("it left its newest snapshot, which is where it was");
+        }
         if let Some(durable) = &actor.snapshots.durable
             && !cluster.is_durable(&durable.prefix)
         {
             broken("what it takes for durable is not");
         }
+    }
+
+    async fn is_given_up(&self, node: &NodeName) -> bool {
+        let key = Key::new(Kind::Node, [node.as_str()]).expect("a name is a segment");
+        self.get::<NodeRecord>(&key).await.is_none_or(|record| record.given_up)
     }
 
     async fn check_worker(&self, worker: &WorkerRecord) {

@@ -114,6 +114,12 @@ const MUTATIONS: &[Mutation] = &[
         to: "",
     },
     Mutation {
+        name: "what only a silent node has is given up at once",
+        file: "crates/control/src/nodes.rs",
+        from: "if !known.given_up || self.silence(since) < self.settings.node_grace {",
+        to: "if self.silence(since).is_zero() {",
+    },
+    Mutation {
         name: "operations of the dead are left alone",
         file: "crates/control/src/drive.rs",
         from: "if operation.owner != self.replica && self.lives(operation.owner) {",

@@ -145,7 +145,7 @@ const ALSO: &[Mutation] = &[Mutation {
 }];
 
 fn main() -> ExitCode {
-    let seeds = std::env::args().nth(1).unwrap_or_else(|| "300".to_owned());
+    let seeds = std::env::args().nth(1).unwrap_or_else(|| "1000".to_owned());
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("it is two levels down").to_owned();
     let copy = workspace.join("target/mutants");
     let mut missed = 0;

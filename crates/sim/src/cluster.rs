@@ -8,14 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_name::{ActorUid, Digest, Generation, NodeName, ObjectKey, OpId, SessionId, WorkerUid};
-use ate_orders::{
-    Activate, Activated, Capture, Captured, CopyOrder, Exit, Hosted, Identity, Ingress, NodeError, NodeEvent,
-    NodeReport, SnapshotOrder, Source, Stored, WorkerReport,
-};
+use ate_orders::{Exit, Hosted, Identity, Ingress, NodeError, NodeEvent, WorkerReport};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::world::World;
+
+mod orders;
 
 /// After so long without a request a sandbox is frozen.
 const FROZEN_AFTER: Duration = Duration::from_secs(2);
@@ -46,6 +45,24 @@ struct Snapshot {
     manifest: Digest,
     /// Of one on a disk: it was brought to durable storage, and is a copy.
     uploaded: bool,
+}
+
+/// Durable storage, one for all nodes.
+#[derive(Debug, Default)]
+struct Storage {
+    whole: BTreeMap<String, Snapshot>,
+    /// Of these something is there, but not yet all: nobody can wake from one.
+    begun: BTreeSet<String>,
+    away: bool,
+}
+
+impl Storage {
+    fn reach(&mut self) -> Result<&mut Self, NodeError> {
+        match self.away {
+            true => Err(NodeError::Failed("simulated: durable storage is away".into())),
+            false => Ok(self),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -90,10 +107,7 @@ struct Node {
 pub(crate) struct Cluster {
     world: Arc<World>,
     nodes: Mutex<BTreeMap<NodeName, Node>>,
-    durable: Mutex<BTreeMap<String, Snapshot>>,
-    /// Snapshots of which something is in durable storage, but not yet all: nobody can wake from one.
-    begun: Mutex<BTreeSet<String>>,
-    storage_away: Mutex<bool>,
+    storage: Mutex<Storage>,
     pub(crate) pool: ObjectKey,
     news: Mutex<Vec<tokio::sync::mpsc::Sender<(NodeName, NodeEvent)>>>,
     pub(crate) store: std::sync::OnceLock<Arc<crate::store::Shared>>,
@@ -115,9 +129,7 @@ impl Cluster {
         let cluster = Self {
             world,
             nodes: Mutex::default(),
-            durable: Mutex::default(),
-            begun: Mutex::default(),
-            storage_away: Mutex::new(false),
+            storage: Mutex::default(),
             pool,
             news: Mutex::default(),
             store: std::sync::OnceLock::new(),
@@ -180,7 +192,7 @@ impl Cluster {
     }
 
     pub(crate) fn is_durable(&self, prefix: &str) -> bool {
-        self.durable.lock().contains_key(prefix)
+        self.storage.lock().whole.contains_key(prefix)
     }
 
     /// Also if nobody can ask it now.
@@ -190,14 +202,14 @@ impl Cluster {
 
     /// What a durable snapshot has counted.
     pub(crate) fn durable_count(&self, prefix: &str) -> Option<u64> {
-        self.durable.lock().get(prefix).map(|snapshot| snapshot.app.count)
+        self.storage.lock().whole.get(prefix).map(|snapshot| snapshot.app.count)
     }
 
     // What goes wrong.
 
     pub(crate) fn set_storage_away(&self, away: bool) {
         self.world.say(format_args!("durable storage is {}", if away { "away" } else { "back" }));
-        *self.storage_away.lock() = away;
+        self.storage.lock().away = away;
     }
 
     pub(crate) fn set_full(&self, name: &NodeName, full: bool) {
@@ -428,355 +440,6 @@ impl Cluster {
         disk.filter(|(_, snapshot)| !snapshot.uploaded).map(|(prefix, _)| prefix.clone()).collect()
     }
 
-    // What nodes are told.
-
-    /// Waits until an order has arrived at a node that is up; tells which life of it.
-    async fn arrive(&self, name: &NodeName) -> Result<u64, NodeError> {
-        self.world.pass().await;
-        let lost = self.world.dice.happens(self.world.weather().lost);
-        match self.nodes.lock().get(name) {
-            None => Err(NodeError::UnknownNode(name.clone())),
-            Some(node) if !node.up || node.cut_off || lost => Err(NodeError::Unreachable("simulated".into())),
-            Some(node) => Ok(node.life),
-        }
-    }
-
-    /// The way back of an answer.
-    async fn answer<T>(&self, name: &NodeName, life: u64, answer: Result<T, NodeError>) -> Result<T, NodeError> {
-        self.world.pass().await;
-        let lost = self.world.dice.happens(self.world.weather().lost);
-        match self.nodes.lock().get(name) {
-            Some(node) if node.up && !node.cut_off && node.life == life && !lost => answer,
-            _ => Err(NodeError::Unreachable("simulated: the answer did not arrive".into())),
-        }
-    }
-
-    fn on<T>(
-        &self,
-        name: &NodeName,
-        life: u64,
-        what: impl FnOnce(&mut Node) -> Result<T, NodeError>,
-    ) -> Result<T, NodeError> {
-        match self.nodes.lock().get_mut(name) {
-            Some(node) if node.up && node.life == life => what(node),
-            _ => Err(NodeError::Unreachable("simulated: it died".into())),
-        }
-    }
-
-    pub(crate) async fn report(&self, name: &NodeName) -> Result<NodeReport, NodeError> {
-        let life = self.arrive(name).await?;
-        let only_here = self.only_on(name);
-        let workers = self.reports_of(name).ok_or_else(|| NodeError::Unreachable("simulated".into()));
-        let holding = self.on(name, life, |node| {
-            let retained = node.workers.values().flat_map(|worker| worker.retained.keys());
-            Ok(node.in_hand.keys().chain(retained).copied().collect::<BTreeSet<_>>())
-        });
-        let report =
-            workers.and_then(|workers| Ok(NodeReport { workers, holding: holding?.into_iter().collect(), only_here }));
-        self.answer(name, life, report).await
-    }
-
-    pub(crate) async fn activate(&self, name: &NodeName, order: &Activate) -> Result<Activated, NodeError> {
-        let life = self.arrive(name).await?;
-        let done = self.activate_there(name, life, order).await;
-        self.answer(name, life, done.map(|()| Activated::default())).await
-    }
-
-    async fn activate_there(&self, name: &NodeName, life: u64, order: &Activate) -> Result<(), NodeError> {
-        // The same order given twice is carried out once.
-        while self.on(name, life, |node| {
-            let worker = node.workers.get(&order.worker).ok_or(NodeError::WorkerGone)?;
-            Ok(worker.arriving.as_ref() == Some(&order.identity))
-        })? {
-            self.world.pass().await;
-        }
-        let already = self.on(name, life, |node| {
-            let worker = node.workers.get_mut(&order.worker).ok_or(NodeError::WorkerGone)?;
-            match &worker.sandbox {
-                Some(sandbox) if sandbox.identity == order.identity => return Ok(true),
-                _ if worker.taken => return Err(NodeError::Busy),
-                _ => {}
-            }
-            let Identity { uid, generation, .. } = order.identity;
-            if worker.been_here.get(&uid).is_some_and(|been| *been >= generation) || worker.has_ended(&order.identity) {
-                return Err(NodeError::Stale);
-            }
-            worker.taken = true;
-            worker.arriving = Some(order.identity.clone());
-            worker.been_here.insert(uid, generation);
-            Ok(false)
-        })?;
-        if already {
-            return Ok(());
-        }
-        self.world.pass().await;
-        let fails = self.world.dice.happens(self.world.weather().fails);
-        let app = match &order.source {
-            Source::Boot { .. } => Ok(App { count: 0, nonce: self.world.dice.draw() }),
-            Source::Snapshot { at, fresh, .. } => {
-                let here = self.on(name, life, |node| Ok(node.disk.get(&at.prefix).cloned()))?;
-                let found = here.or_else(|| self.durable.lock().get(&at.prefix).cloned());
-                match found {
-                    // The count is in its files, the nonce in its memory.
-                    Some(snapshot) if snapshot.manifest == at.manifest && *fresh => {
-                        Ok(App { nonce: self.world.dice.draw(), ..snapshot.app })
-                    }
-                    Some(snapshot) if snapshot.manifest == at.manifest => Ok(snapshot.app),
-                    _ => Err(NodeError::NoSnapshot(at.prefix.clone())),
-                }
-            }
-        };
-        self.on(name, life, |node| {
-            let worker = node.workers.get_mut(&order.worker).ok_or(NodeError::WorkerGone)?;
-            (worker.taken, worker.arriving) = (false, None);
-            if worker.has_ended(&order.identity) {
-                return Err(NodeError::Stale);
-            }
-            let app = app?;
-            if fails {
-                return Err(NodeError::Failed("simulated".into()));
-            }
-            worker.taken = true;
-            worker.sandbox = Some(Sandbox {
-                identity: order.identity.clone(),
-                app,
-                visitors: 0,
-                leaving: false,
-                idle_since: Instant::now(),
-            });
-            Ok(())
-        })
-    }
-
-    pub(crate) async fn capture(&self, name: &NodeName, order: &Capture) -> Result<Captured, NodeError> {
-        let life = self.arrive(name).await?;
-        let done = self.capture_there(name, life, order).await;
-        self.answer(name, life, done.map(|()| Captured::default())).await
-    }
-
-    async fn capture_there(&self, name: &NodeName, life: u64, order: &Capture) -> Result<(), NodeError> {
-        let already = self.on(name, life, |node| {
-            if node.in_hand.contains_key(&order.op) {
-                return Ok(true);
-            }
-            let worker = node.workers.get_mut(&order.worker).ok_or(NodeError::WorkerGone)?;
-            if let Some(app) = worker.retained.get(&order.op) {
-                node.in_hand.insert(order.op, *app);
-                return Ok(true);
-            }
-            let sandbox = worker.sandbox.as_mut().filter(|sandbox| is(sandbox, order)).ok_or(NodeError::Stale)?;
-            if order.if_idle && sandbox.visitors > 0 {
-                return Err(NodeError::Aborted);
-            }
-            sandbox.leaving = true;
-            Ok(false)
-        })?;
-        if already {
-            return Ok(());
-        }
-        // Whoever is inside is answered first.
-        loop {
-            self.world.pass().await;
-            let visitors = self.on(name, life, |node| {
-                let worker = node.workers.get(&order.worker).ok_or(NodeError::WorkerGone)?;
-                // Done meanwhile, for the same order given twice.
-                if worker.retained.contains_key(&order.op) || node.in_hand.contains_key(&order.op) {
-                    return Ok(None);
-                }
-                let sandbox = worker.sandbox.as_ref().filter(|sandbox| is(sandbox, order)).ok_or(NodeError::Stale)?;
-                Ok(Some(sandbox.visitors))
-            })?;
-            match visitors {
-                None => return Ok(()),
-                Some(0) => break,
-                Some(_) => {}
-            }
-        }
-        let fails = self.world.dice.happens(self.world.weather().fails);
-        let dies = self.world.dice.happens(self.world.weather().fails / 4);
-        self.on(name, life, |node| {
-            let called_off = node.aborted.remove(&order.op);
-            let worker = node.workers.get_mut(&order.worker).ok_or(NodeError::WorkerGone)?;
-            if worker.retained.contains_key(&order.op) {
-                return Ok(());
-            }
-            let sandbox = worker.sandbox.as_mut().filter(|sandbox| is(sandbox, order)).ok_or(NodeError::Stale)?;
-            if called_off || fails {
-                sandbox.leaving = false;
-                return Err(if called_off { NodeError::Aborted } else { NodeError::NotSaved("simulated".into()) });
-            }
-            if dies {
-                (worker.sandbox, worker.taken) = (None, false);
-                return Err(NodeError::Failed("simulated: it did not survive".into()));
-            }
-            let app = sandbox.app;
-            (worker.sandbox, worker.taken) = (None, false);
-            worker.retained.insert(order.op, app);
-            node.in_hand.insert(order.op, app);
-            Ok(())
-        })
-    }
-
-    pub(crate) async fn abort(&self, name: &NodeName, op: OpId) -> Result<(), NodeError> {
-        let life = self.arrive(name).await?;
-        self.on(name, life, |node| {
-            node.aborted.insert(op);
-            Ok(())
-        })
-    }
-
-    pub(crate) async fn store(&self, name: &NodeName, order: &SnapshotOrder) -> Result<Stored, NodeError> {
-        let life = self.arrive(name).await?;
-        // One at a time, for each snapshot.
-        while !self.on(name, life, |node| Ok(node.busy.insert(order.prefix.clone())))? {
-            self.world.pass().await;
-        }
-        self.world.pass().await;
-        let done = self.on(name, life, |node| {
-            node.busy.remove(&order.prefix);
-            let stored = |manifest| Stored { manifest, bytes: 1000, durable: false };
-            let Some(app) = node.in_hand.get(&order.op).copied() else {
-                let there = node.disk.get(&order.prefix).ok_or(NodeError::NothingCaptured)?;
-                return Ok(stored(there.manifest));
-            };
-            if node.full {
-                return Err(NodeError::Failed("simulated: no space left".into()));
-            }
-            let mut manifest = [0; 32];
-            manifest[..16].copy_from_slice(order.op.as_bytes());
-            let manifest = Digest::from_bytes(manifest);
-            node.disk.insert(order.prefix.clone(), Snapshot { app, manifest, uploaded: false });
-            node.in_hand.remove(&order.op);
-            for worker in node.workers.values_mut() {
-                worker.retained.remove(&order.op);
-            }
-            Ok(stored(manifest))
-        });
-        self.answer(name, life, done).await
-    }
-
-    pub(crate) async fn copy(&self, name: &NodeName, order: &CopyOrder) -> Result<Stored, NodeError> {
-        let life = self.arrive(name).await?;
-        self.world.pass().await;
-        let done = self.on(name, life, |node| {
-            let stored = |manifest| Stored { manifest, bytes: 1000, durable: false };
-            if let Some(there) = node.disk.get(&order.prefix) {
-                return Ok(stored(there.manifest));
-            }
-            let durable = self.durable.lock().get(&order.from.prefix).cloned();
-            let found = node.disk.get(&order.from.prefix).cloned().or(durable);
-            let source = found.filter(|found| found.manifest == order.from.manifest);
-            let source = source.ok_or_else(|| NodeError::NoSnapshot(order.from.prefix.clone()))?;
-            if node.full {
-                return Err(NodeError::Failed("simulated: no space left".into()));
-            }
-            let manifest = source.manifest;
-            node.disk.insert(order.prefix.clone(), Snapshot { uploaded: false, ..source });
-            Ok(stored(manifest))
-        });
-        self.answer(name, life, done).await
-    }
-
-    pub(crate) async fn release(&self, name: &NodeName, op: OpId) -> Result<(), NodeError> {
-        let life = self.arrive(name).await?;
-        self.on(name, life, |node| {
-            node.in_hand.remove(&op);
-            for worker in node.workers.values_mut() {
-                worker.retained.remove(&op);
-            }
-            Ok(())
-        })
-    }
-
-    pub(crate) async fn upload(&self, name: &NodeName, prefix: &str) -> Result<(), NodeError> {
-        let life = self.arrive(name).await?;
-        while !self.on(name, life, |node| Ok(node.busy.insert(prefix.to_owned())))? {
-            self.world.pass().await;
-        }
-        self.world.pass().await;
-        // First what it is made of, then what says that all of it is there. Either may be as far as it comes.
-        self.on(name, life, |node| {
-            let sends = node.disk.get(prefix).is_some_and(|snapshot| !snapshot.uploaded) && !*self.storage_away.lock();
-            if sends {
-                self.begun.lock().insert(prefix.to_owned());
-            }
-            Ok(())
-        })?;
-        self.world.pass().await;
-        let fails = self.world.dice.happens(self.world.weather().fails);
-        let done = self.on(name, life, |node| {
-            node.busy.remove(prefix);
-            if *self.storage_away.lock() || fails {
-                return Err(NodeError::Failed("simulated: durable storage is away".into()));
-            }
-            match node.disk.get_mut(prefix) {
-                // It may have been removed there since then, and must not come back.
-                Some(snapshot) if snapshot.uploaded => {}
-                Some(snapshot) => {
-                    snapshot.uploaded = true;
-                    self.begun.lock().remove(prefix);
-                    self.durable.lock().insert(prefix.to_owned(), snapshot.clone());
-                }
-                None if self.is_durable(prefix) => {}
-                None => return Err(NodeError::NoSnapshot(prefix.to_owned())),
-            }
-            Ok(())
-        });
-        self.answer(name, life, done).await
-    }
-
-    pub(crate) async fn discard(
-        &self,
-        name: &NodeName,
-        worker: WorkerUid,
-        actor: ActorUid,
-        generation: Generation,
-    ) -> Result<(), NodeError> {
-        let life = self.arrive(name).await?;
-        let done = self.on(name, life, |node| {
-            let worker = node.workers.get_mut(&worker).ok_or(NodeError::WorkerGone)?;
-            let last = worker.ended.entry(actor).or_insert(generation);
-            *last = generation.max(*last);
-            match &worker.sandbox {
-                Some(here) if here.identity.uid == actor && here.identity.generation == generation => {
-                    (worker.sandbox, worker.taken) = (None, false);
-                    Ok(())
-                }
-                _ => Err(NodeError::Stale),
-            }
-        });
-        self.answer(name, life, done).await
-    }
-
-    pub(crate) async fn forget(
-        &self,
-        name: &NodeName,
-        prefixes: &[String],
-        referred: &BTreeSet<String>,
-    ) -> Result<(), NodeError> {
-        let life = self.arrive(name).await?;
-        for prefix in prefixes {
-            while !self.on(name, life, |node| Ok(node.busy.insert(prefix.clone())))? {
-                self.world.pass().await;
-            }
-            if referred.contains(prefix) {
-                self.world.broken(format!("snapshot {prefix} is removed although somebody refers to it"));
-            }
-            self.world.say(format_args!("{name} removes {prefix}"));
-            self.on(name, life, |node| {
-                node.busy.remove(prefix);
-                node.disk.remove(prefix);
-                if *self.storage_away.lock() {
-                    return Err(NodeError::Failed("simulated: durable storage is away".into()));
-                }
-                self.durable.lock().remove(prefix);
-                self.begun.lock().remove(prefix);
-                Ok(())
-            })?;
-        }
-        self.answer(name, life, Ok(())).await
-    }
-
     // What is looked at when all is quiet.
 
     /// Sandboxes and images that are there, by node.
@@ -800,10 +463,7 @@ impl Cluster {
 
     pub(crate) fn snapshots(&self) -> BTreeSet<String> {
         let only = self.names().into_iter().flat_map(|name| self.only_on(&name)).collect::<Vec<_>>();
-        only.into_iter().chain(self.durable.lock().keys().cloned()).chain(self.begun.lock().iter().cloned()).collect()
+        let storage = self.storage.lock();
+        only.into_iter().chain(storage.whole.keys().cloned()).chain(storage.begun.iter().cloned()).collect()
     }
-}
-
-fn is(sandbox: &Sandbox, order: &Capture) -> bool {
-    sandbox.identity.uid == order.actor && sandbox.identity.generation == order.generation
 }

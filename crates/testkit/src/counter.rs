@@ -69,3 +69,17 @@ fn image(layout: &Path, more: &[Content]) -> String {
 pub(crate) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository is where it was built")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_demos_template_names_the_image_that_is_packed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let image = counter_image(directory.path());
+        let (_, digest) = image.split_once('@').expect("it is named by its digest");
+        let template = std::fs::read_to_string(repository().join("demos/counter/template.yaml")).expect("it is there");
+        assert!(template.contains(&format!("image: oci-layout:image@{digest}\n")), "the image is {digest}: {template}");
+    }
+}

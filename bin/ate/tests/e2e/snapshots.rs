@@ -66,16 +66,22 @@ async fn a_damaged_snapshot_is_refused_and_everybody_else_goes_on() {
     machine.stop().await;
 }
 
-#[tokio::test]
-async fn a_copy_that_is_damaged_or_gone_is_fetched_from_durable_storage() {
-    let storage = tempfile::tempdir().expect("a directory");
-    let args = vec!["--storage".to_owned(), storage.path().display().to_string()];
-    let mut machine = Machine::start_with(ATE, Setting { args, ..Setting::default() }).await;
+/// A machine whose durable storage is there, with one actor `space/a` that counted once and was suspended.
+async fn suspended_into(storage: &Path) -> Machine {
+    let args = vec!["--storage".to_owned(), storage.display().to_string()];
+    let machine = Machine::start_with(ATE, Setting { args, ..Setting::default() }).await;
     machine.apply_counter(1, "").await;
     machine.create_atespace("space").await;
     machine.create_counter("space", "a").await;
     assert_eq!(machine.count("space", "a").await.memory, 1);
     machine.suspend("space", "a").await;
+    machine
+}
+
+#[tokio::test]
+async fn a_copy_that_is_damaged_or_gone_is_fetched_from_durable_storage() {
+    let storage = tempfile::tempdir().expect("a directory");
+    let mut machine = suspended_into(storage.path()).await;
     let snapshots = machine.data().join("node/snapshots");
     let mut expected = 1;
     for (named, how) in [("memory", "cut"), ("data", "changed"), ("manifest.json", "emptied")] {
@@ -103,13 +109,7 @@ async fn a_copy_that_is_damaged_or_gone_is_fetched_from_durable_storage() {
 #[tokio::test]
 async fn a_pause_that_cannot_be_read_is_not_replaced_by_an_older_snapshot() {
     let storage = tempfile::tempdir().expect("a directory");
-    let args = vec!["--storage".to_owned(), storage.path().display().to_string()];
-    let mut machine = Machine::start_with(ATE, Setting { args, ..Setting::default() }).await;
-    machine.apply_counter(1, "").await;
-    machine.create_atespace("space").await;
-    machine.create_counter("space", "a").await;
-    assert_eq!(machine.count("space", "a").await.memory, 1);
-    machine.suspend("space", "a").await;
+    let mut machine = suspended_into(storage.path()).await;
     assert_eq!(machine.count("space", "a").await.memory, 2);
     machine.pause("space", "a").await;
     // In durable storage there is the one before, and nothing of this one.

@@ -428,12 +428,17 @@ impl Node {
         };
         let flight = self.snapshots.flights.of(&key);
         let _one = flight.lock().await;
+        let (node, at) = (Arc::clone(self), key.clone());
+        let there = tokio::task::spawn_blocking(move || node.snapshots.stored(&at)).await;
         let in_hand = self.captured.lock().remove(&order.op);
-        let Some(in_hand) = in_hand else {
-            // Asked twice, or after a restart: what matters is whether it is there.
-            let (manifest, bytes) = self.snapshots.stored(&key).ok_or(NodeError::NothingCaptured)?;
+        // Asked twice, or after a restart. What is there may have been settled: written once more it would be another.
+        if let Some((manifest, bytes)) = there.map_err(|error| NodeError::Failed(error.to_string()))? {
+            if let Some(in_hand) = in_hand {
+                self.release(order.op, in_hand);
+            }
             return Ok(Stored { manifest, bytes, durable: !self.snapshots.has_tier() });
-        };
+        }
+        let in_hand = in_hand.ok_or(NodeError::NothingCaptured)?;
         let (node, op) = (Arc::clone(self), order.op);
         let stored =
             tokio::task::spawn_blocking(move || node.write_down(&key, &order, in_hand, data_key.as_ref())).await;
@@ -493,7 +498,13 @@ impl Node {
             Some((base, loaded))
         });
         let manifest = self.new_manifest(order, &in_hand.ran);
-        let archive = in_hand.archive.as_ref().and_then(|file| file.try_clone().ok());
+        let archive = match in_hand.archive.as_ref().map(std::fs::File::try_clone).transpose() {
+            Ok(archive) => archive,
+            Err(source) => {
+                let error = SnapshotError::Io { what: "read the archive", key: key.to_string(), source };
+                return Err(Box::new((error, in_hand)));
+            }
+        };
         let result = match &mut in_hand.memory {
             Some((memory, length)) => match memory.map(*length) {
                 Ok(image) => {
@@ -627,7 +638,10 @@ fn from_link(error: LinkError) -> NodeError {
 pub(crate) fn unusable(error: SnapshotError) -> NodeError {
     match error {
         SnapshotError::Missing { key, .. } => NodeError::NoSnapshot(key),
-        error => NodeError::Refused(ate_orders::chain(&error)),
+        error @ (SnapshotError::Io { .. } | SnapshotError::Storage { .. }) => {
+            NodeError::Hindered(ate_orders::chain(&error))
+        }
+        error @ SnapshotError::Unusable { .. } => NodeError::Refused(ate_orders::chain(&error)),
     }
 }
 

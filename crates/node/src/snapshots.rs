@@ -130,14 +130,16 @@ impl Snapshots {
         self.path(key).join(MANIFEST).exists()
     }
 
-    /// The digest of the manifest, if the snapshot is complete.
+    /// The digest of the manifest, if the snapshot is complete and outlives a power cut. Blocks.
     pub(crate) fn stored(&self, key: &SnapshotKey) -> Option<(Digest, u64)> {
         let bytes = std::fs::read(self.path(key).join(MANIFEST)).ok()?;
         let manifest = Manifest::read_unverified(&bytes).ok()?;
         let length = |name: &FileName| self.path(key).join(name.as_str()).metadata().map(|file| file.len()).ok();
         let whole = manifest.files.iter().all(|file| length(&file.name) == Some(file.stored.length));
         let size = manifest.files.iter().map(|file| file.stored.length).sum();
-        whole.then(|| (Content::of(&bytes).digest, size))
+        // Whoever wrote it may have been killed on the way from the one to the other.
+        let lasting = whole && sync_up(&self.path(key)).is_ok();
+        lasting.then(|| (Content::of(&bytes).digest, size))
     }
 
     /// Writes a snapshot; it exists once its manifest does. Blocks.
@@ -145,7 +147,7 @@ impl Snapshots {
         let directory = self.path(key);
         let io = |what| move |source| SnapshotError::Io { what, key: key.to_string(), source };
         std::fs::create_dir_all(&directory).map_err(io("make the directory"))?;
-        // A store that is repeated writes over what is there: until it is done there is no snapshot.
+        // What is there is not whole: until this is done there is no snapshot.
         let _ = std::fs::remove_file(directory.join(MANIFEST));
         if let Some(image) = unsaved.image {
             unsaved.manifest.image = Some(Content::of(image));
@@ -435,7 +437,11 @@ pub(crate) fn write_durably(directory: &Path, name: &str, bytes: &[u8]) -> io::R
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(&temporary, directory.join(name))?;
-    // Both directories may be new.
+    sync_up(directory)
+}
+
+/// The names of what is in a snapshot's directory, and the directory's own; both it and the one above may be new.
+fn sync_up(directory: &Path) -> io::Result<()> {
     directory.ancestors().take(3).try_for_each(|directory| File::open(directory)?.sync_all())
 }
 

@@ -297,6 +297,9 @@ pub enum NodeError {
     /// It is neither on the node's disk nor in durable storage.
     #[error("snapshot {0} is gone")]
     NoSnapshot(String),
+    /// What stands in the way is the node's disk or durable storage: later or elsewhere it may go well.
+    #[error("{0}")]
+    Hindered(String),
     /// Nothing of what the order speaks of was captured here.
     #[error("the node holds no image for this operation")]
     NothingCaptured,

@@ -50,6 +50,8 @@ pub struct Wish<'a> {
     pub required_node: Option<&'a NodeName>,
     /// The node that has its snapshot on disk.
     pub preferred_node: Option<&'a NodeName>,
+    /// Nodes that are taken only if no other has room.
+    pub avoided_nodes: &'a BTreeSet<NodeName>,
 }
 
 #[derive(Debug, Default)]
@@ -99,23 +101,37 @@ impl Fleet {
 
     /// The best free worker: on the right node before a warm one, warm before any.
     pub fn choose(&self, wish: &Wish<'_>) -> Option<Lease> {
+        let found = self.choose_on(wish, |node| !wish.avoided_nodes.contains(node));
+        found.or_else(|| if wish.avoided_nodes.is_empty() { None } else { self.choose_on(wish, |_| true) })
+    }
+
+    fn choose_on(&self, wish: &Wish<'_>, fits: impl Fn(&NodeName) -> bool) -> Option<Lease> {
         let nodes = [wish.required_node.or(wish.preferred_node)];
-        let preferred = nodes.into_iter().flatten();
+        let preferred = nodes.into_iter().flatten().filter(|node| fits(node));
         let on_node = preferred.flat_map(|node| {
             let warm = wish.pools.iter().filter_map(move |pool| self.warm_on(pool, wish.template, node));
             let any = wish.pools.iter().filter_map(move |pool| self.free.get(pool)?.get(node)?.first().copied());
             warm.chain(any)
         });
         let anywhere = wish.pools.iter().filter(|_| wish.required_node.is_none());
-        let warm = anywhere.clone().filter_map(|pool| Some(self.warm.get(&(pool.clone(), wish.template))?.first()?.1));
-        let any = anywhere.filter_map(|pool| self.free.get(pool)?.values().next()?.first().copied());
+        let warm = anywhere.clone().filter_map(|pool| {
+            let warm = self.warm.get(&(pool.clone(), wish.template))?;
+            warm.iter().find(|(node, _)| fits(node)).map(|(_, worker)| *worker)
+        });
+        let any = anywhere.filter_map(|pool| {
+            let (_, workers) = self.free.get(pool)?.iter().find(|(node, _)| fits(node))?;
+            workers.first().copied()
+        });
         let worker = on_node.chain(warm).chain(any).next()?;
         self.workers.get(&worker).map(|worker| worker.lease.clone())
     }
 
-    /// The actor that has been frozen longest on a worker that the wish could use.
-    pub fn idlest(&self, wish: &Wish<'_>) -> Option<&Resident> {
-        let fits = |worker: &&Worker| wish.required_node.is_none_or(|node| worker.lease.node == *node);
+    /// The actor that has been frozen longest on a worker that the wish could use, of those that may be disturbed.
+    pub fn idlest(&self, wish: &Wish<'_>, may_be: impl Fn(&ActorKey) -> bool) -> Option<&Resident> {
+        let fits = |worker: &&Worker| {
+            let disturbed = matches!(&worker.state, State::Frozen { resident, .. } if may_be(&resident.key));
+            disturbed && wish.required_node.is_none_or(|node| worker.lease.node == *node)
+        };
         let (_, worker) = wish
             .pools
             .iter()
@@ -202,6 +218,16 @@ mod tests {
     }
 
     fn chosen(fleet: &Fleet, pools: &[&str], required: Option<&str>, preferred: Option<&str>) -> Option<String> {
+        chosen_but(fleet, pools, required, preferred, &[])
+    }
+
+    fn chosen_but(
+        fleet: &Fleet,
+        pools: &[&str],
+        required: Option<&str>,
+        preferred: Option<&str>,
+        avoided: &[&str],
+    ) -> Option<String> {
         let pools: Vec<_> = pools.iter().map(|pool| ObjectKey::new("ns", *pool)).collect();
         let (required, preferred) = (required.map(NodeName::new), preferred.map(NodeName::new));
         let wish = Wish {
@@ -209,6 +235,7 @@ mod tests {
             template: template(1),
             required_node: required.as_ref(),
             preferred_node: preferred.as_ref(),
+            avoided_nodes: &avoided.iter().map(|node| NodeName::new(*node)).collect(),
         };
         fleet.choose(&wish).map(|lease| lease.pod.name)
     }
@@ -237,6 +264,18 @@ mod tests {
     }
 
     #[test]
+    fn a_node_that_is_avoided_gets_only_what_no_other_can_take() {
+        let mut fleet = Fleet::default();
+        for worker in [worker(1, "p", "a", &[1]), worker(2, "p", "b", &[])] {
+            fleet.insert(worker);
+        }
+        assert_eq!(chosen_but(&fleet, &["p"], None, Some("a"), &["a"]).as_deref(), Some("w2"));
+        assert_eq!(chosen_but(&fleet, &["p"], Some("a"), None, &["a"]).as_deref(), Some("w1"));
+        fleet.set_state(WorkerUid::from_random([2; 16]), State::Taken);
+        assert_eq!(chosen_but(&fleet, &["p"], None, None, &["a"]).as_deref(), Some("w1"));
+    }
+
+    #[test]
     fn the_longest_frozen_makes_room() {
         let mut fleet = Fleet::default();
         for (n, since) in [(1, 30), (2, 10), (3, 20)] {
@@ -249,9 +288,23 @@ mod tests {
             fleet.set_state(WorkerUid::from_random([n; 16]), State::Frozen { resident, since });
         }
         let pools = [ObjectKey::new("ns", "p")];
-        let wish = Wish { pools: &pools, template: template(1), required_node: None, preferred_node: None };
-        assert_eq!(fleet.idlest(&wish).unwrap().key.name.as_str(), "a2");
+        let wish = Wish {
+            pools: &pools,
+            template: template(1),
+            required_node: None,
+            preferred_node: None,
+            avoided_nodes: &BTreeSet::new(),
+        };
+        let idlest = |fleet: &Fleet, spared: &str| {
+            fleet.idlest(&wish, |key| key.name.as_str() != spared).map(|resident| resident.key.name.to_string())
+        };
+        assert_eq!(idlest(&fleet, "").as_deref(), Some("a2"));
+        assert_eq!(
+            idlest(&fleet, "a2").as_deref(),
+            Some("a3"),
+            "one that may not be disturbed keeps nobody from the next"
+        );
         fleet.set_state(WorkerUid::from_random([2; 16]), State::Taken);
-        assert_eq!(fleet.idlest(&wish).unwrap().key.name.as_str(), "a3");
+        assert_eq!(idlest(&fleet, "").as_deref(), Some("a3"));
     }
 }

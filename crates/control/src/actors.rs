@@ -130,8 +130,11 @@ impl Control {
         let mut read = self.actor(key).await?;
         let updated = Actor { selector, ..read.value.clone() };
         let value = read.rewritten(&updated);
-        self.store.commit(Change::new().replace(&read.record, value)).await?;
         read.record.version += 1;
+        let change = Change::new().replace(&read.record, value);
+        // Each version has its entry: the oldest is found by counting back.
+        let change = self.with_history(change, &updated, read.record.version, None, Note::new("Updated"));
+        self.store.commit(change).await?;
         Ok(Read { value: updated, ..read }.into())
     }
 

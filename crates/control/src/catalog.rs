@@ -1,6 +1,6 @@
 //! Templates, pools and configs: in the store, and in memory for whoever needs them at every turn. There are few of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use ate_name::{ObjectKey, TemplateUid};
@@ -9,6 +9,7 @@ use ate_store::{Change, CommitError, Guard, Key, Kind, Record, Signal, Waiter};
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
+use crate::golden::is_over;
 use crate::records::{Read, encode, made_from, object_key, object_name};
 use crate::{Code, Control, ControlError};
 
@@ -56,8 +57,16 @@ pub enum Applied {
 #[derive(Default)]
 struct Objects {
     templates: BTreeMap<ObjectKey, Arc<Template>>,
+    /// The same templates: every wake asks for one.
+    by_uid: HashMap<TemplateUid, Arc<Template>>,
     pools: BTreeMap<ObjectKey, Arc<WorkerPool>>,
     configs: BTreeMap<ObjectKey, Arc<SandboxConfig>>,
+}
+
+impl Objects {
+    fn index(&mut self) {
+        self.by_uid = self.templates.values().map(|template| (template.uid, Arc::clone(template))).collect();
+    }
 }
 
 pub(crate) struct Catalog {
@@ -75,7 +84,7 @@ impl Catalog {
     }
 
     pub(crate) fn template_by_uid(&self, uid: TemplateUid) -> Option<Arc<Template>> {
-        self.objects.read().templates.values().find(|template| template.uid == uid).cloned()
+        self.objects.read().by_uid.get(&uid).cloned()
     }
 
     pub(crate) fn templates(&self) -> Vec<Arc<Template>> {
@@ -112,6 +121,7 @@ impl Catalog {
             Kind::Config => objects.configs.retain(|name, _| kept.contains(name)),
             _ => {}
         }
+        objects.index();
     }
 
     /// Takes over what the store says of an object.
@@ -134,6 +144,7 @@ impl Catalog {
             (Kind::Config, None) => drop(objects.configs.remove(&name)),
             _ => return Ok(()),
         }
+        objects.index();
         drop(objects);
         self.changed.raise();
         Ok(())
@@ -141,13 +152,10 @@ impl Catalog {
 }
 
 impl Control {
-    pub(crate) async fn load_catalog(&self) -> Result<(), ControlError> {
-        for kind in [Kind::Config, Kind::Pool, Kind::Template] {
-            let records = self.all(kind).await?;
-            self.catalog.keep_only(kind, &records);
-            records.iter().try_for_each(|record| self.catalog.take(&record.key, Some(record)))?;
-        }
-        Ok(())
+    pub(crate) async fn load_objects(&self, kind: Kind) -> Result<(), ControlError> {
+        let records = self.all(kind).await?;
+        self.catalog.keep_only(kind, &records);
+        records.iter().try_for_each(|record| self.catalog.take(&record.key, Some(record)))
     }
 
     /// What applying would do; nothing is written.
@@ -322,6 +330,18 @@ impl Control {
         self.catalog.changes()
     }
 
+    /// As the store has it now.
+    pub(crate) async fn stored_template(
+        &self,
+        template: &ObjectKey,
+        uid: TemplateUid,
+    ) -> Result<Read<Template>, ControlError> {
+        let record = self.store.get(&object_key(Kind::Template, template)).await?;
+        let read = record.map(Read::<Template>::decode).transpose()?.filter(|read| read.value.uid == uid);
+        read.ok_or_else(|| ControlError::new(Code::NotFound, format!("ActorTemplate {template} not found")))
+    }
+
+    /// A step towards its golden; refused once that is made, or could not be.
     pub(crate) async fn set_status(
         &self,
         template: &ObjectKey,
@@ -329,18 +349,16 @@ impl Control {
         guards: impl IntoIterator<Item = Guard>,
         change: impl FnOnce(&mut TemplateStatus),
     ) -> Result<(), ControlError> {
-        let key = object_key(Kind::Template, template);
-        let gone = || ControlError::new(Code::NotFound, format!("ActorTemplate {template} not found"));
-        let read = Read::<Template>::decode(self.store.get(&key).await?.ok_or_else(gone)?)?;
-        let mut value = read.value.clone();
-        if value.uid != uid {
-            return Err(gone());
+        let read = self.stored_template(template, uid).await?;
+        if is_over(&read.value) {
+            return Err(ControlError::conflict());
         }
+        let mut value = read.value.clone();
         change(&mut value.status);
         let bytes = read.rewritten(&value);
         let change = guards.into_iter().fold(Change::new(), Change::guard).replace(&read.record, bytes.clone());
         let committed = self.store.commit(change).await?;
-        let version = read.record.version + 1;
+        let (key, version) = (read.record.key, read.record.version + 1);
         self.catalog
             .take(&key, Some(&Record { key: key.clone(), version, revision: committed.revision, value: bytes.into() }))
     }

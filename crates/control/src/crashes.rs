@@ -21,6 +21,6 @@ impl Control {
             reason = crashes.reason,
             seconds = left.as_millis().div_ceil(1000),
         );
-        Err(ControlError { retry_after: Some(left), ..ControlError::new(Code::Unavailable, text) })
+        Err(ControlError::new(Code::Unavailable, text).after(left))
     }
 }

@@ -23,11 +23,25 @@ pub struct ControlError {
     pub text: String,
     /// It would be refused again before this has passed.
     pub retry_after: Option<std::time::Duration>,
+    cause: Cause,
+}
+
+/// What the control plane itself goes by; a text is for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    Conflict,
+    StoreAway,
+    Other,
 }
 
 impl ControlError {
     pub fn new(code: Code, text: impl Into<String>) -> Self {
-        Self { code, text: text.into(), retry_after: None }
+        Self { code, text: text.into(), retry_after: None, cause: Cause::Other }
+    }
+
+    /// Says when to come again.
+    pub(crate) fn after(self, pause: std::time::Duration) -> Self {
+        Self { retry_after: Some(pause), ..self }
     }
 
     pub fn invalid(text: impl Into<String>) -> Self {
@@ -47,7 +61,7 @@ impl ControlError {
     }
 
     pub(crate) fn conflict() -> Self {
-        Self::new(Code::Aborted, "concurrent update conflict, please retry")
+        Self { cause: Cause::Conflict, ..Self::new(Code::Aborted, "concurrent update conflict, please retry") }
     }
 
     pub(crate) fn in_progress() -> Self {
@@ -59,25 +73,31 @@ impl ControlError {
     }
 
     fn store_away() -> Self {
-        Self::new(Code::Unavailable, "the store is unavailable, please retry")
+        Self { cause: Cause::StoreAway, ..Self::new(Code::Unavailable, "the store is unavailable, please retry") }
     }
 
     /// Nothing is known of how it ended: read to find out.
     pub(crate) fn is_store_away(&self) -> bool {
-        *self == Self::store_away()
+        self.cause == Cause::StoreAway
     }
 
     pub(crate) fn is_conflict(&self) -> bool {
-        *self == Self::conflict()
+        self.cause == Cause::Conflict
     }
 }
 
 impl From<Fault> for ControlError {
     fn from(fault: Fault) -> Self {
-        tracing::error!(%fault, "the store failed");
         match fault {
-            Fault::Unavailable { .. } => Self::store_away(),
-            Fault::Corrupt { .. } => Self::new(Code::Internal, "the store is corrupt: see the server's log"),
+            // It passes, and whoever meets it says what waits for it.
+            Fault::Unavailable { .. } => {
+                tracing::debug!(%fault, "the store is away");
+                Self::store_away()
+            }
+            Fault::Corrupt { .. } => {
+                tracing::error!(%fault, "the store failed");
+                Self::new(Code::Internal, "the store is corrupt: see the server's log")
+            }
         }
     }
 }

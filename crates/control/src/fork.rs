@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ate_actor::{Actor, Intent, Phase, SnapshotRef};
 use ate_name::{ActorKey, ActorUid, Generation, OpId};
 use ate_orders::{CopyOrder, NodeError, SnapshotAt, Stored};
-use ate_snapshot::{Location, SnapshotId, SnapshotKey};
+use ate_snapshot::{SnapshotId, SnapshotKey};
 use ate_store::{Change, CommitError, Guard, Kind};
 
 use crate::actors::Versioned;
@@ -81,7 +81,11 @@ impl Control {
             from_uid: from.uid,
             from_key: from.sealed_key.clone(),
             source: source.clone(),
-            node: node.ok_or_else(|| ControlError::new(Code::Unavailable, "no node is known, please retry"))?,
+            node: node.ok_or_else(|| {
+                let text =
+                    format!("no node is there to copy the snapshot of actor {}: start one, or wait", from.key.name);
+                ControlError::new(Code::Unavailable, text)
+            })?,
             to: to.clone(),
             uid,
             sealed_key,
@@ -170,12 +174,8 @@ impl Control {
 
     fn copy_order(&self, op: OpId, fork: &Fork) -> Result<CopyOrder, ControlError> {
         let refused = |text: String| ControlError::precondition(text);
-        let template = self
-            .catalog
-            .template_by_uid(fork.template_uid)
-            .ok_or_else(|| refused(format!("ActorTemplate {} not found", fork.template)))?;
-        let location = Location::parse(&template.object.spec.snapshots_config.location)
-            .map_err(|error| refused(error.to_string()))?;
+        // Beside the one that is copied: both actors are of one template, which may be gone when the copy has to go.
+        let source = SnapshotKey::parse(&fork.source.prefix).map_err(|error| refused(error.to_string()))?;
         let manifest =
             fork.source.manifest.ok_or_else(|| refused(format!("snapshot {} is not stored", fork.source.prefix)))?;
         // It counts on from where the other was: a program that looks at its generation sees it grow.
@@ -185,7 +185,7 @@ impl Control {
             from: SnapshotAt { prefix: fork.source.prefix.clone(), manifest },
             from_actor: fork.from_uid,
             from_key: fork.from_key.clone(),
-            prefix: SnapshotKey { location, actor: fork.to.clone(), id }.to_string(),
+            prefix: SnapshotKey { location: source.location, actor: fork.to.clone(), id }.to_string(),
             sealed_key: fork.sealed_key.clone(),
         })
     }

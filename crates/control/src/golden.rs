@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use ate_actor::{Actor, Intent, Phase, Start};
-use ate_name::{ActorKey, ActorName, AtespaceName, GOLDEN_ATESPACE, ObjectKey, OpId, TemplateUid};
-use ate_store::{Change, CommitError};
+use ate_name::{ActorKey, ActorName, ActorUid, AtespaceName, GOLDEN_ATESPACE, ObjectKey, OpId, TemplateUid};
+use ate_store::{Change, CommitError, Guard};
 use tokio::time::Instant;
 
 use crate::catalog::{Template, TemplatePhase};
-use crate::drive::Driver;
-use crate::records::{Job, Read, encode, operation_key};
+use crate::drive::{Driver, Patience};
+use crate::records::{Job, OperationRecord, Read, encode, operation_key};
 use crate::{Code, Control, ControlError};
 
-/// A golden snapshot is tried so often when what goes wrong is not the template's.
-const TRIES: usize = 3;
+/// A golden snapshot is tried so often when what goes wrong is not the template's, within half a minute or so.
+const TRIES: usize = 8;
 
 impl Control {
     /// Makes goldens for templates that have none, for as long as this is polled.
@@ -58,16 +58,19 @@ impl Control {
 
     pub(crate) async fn drive_golden(self: &Arc<Self>, driver: &Driver, key: &ObjectKey) -> Result<(), ControlError> {
         let uid = TemplateUid::from_bytes(*driver.op.as_bytes());
-        let Some(template) = self.catalog.template_by_uid(uid) else { return self.close(driver.op).await };
-        if is_over(&template) {
-            return self.close(driver.op).await;
-        }
-        let mut tries = 0;
-        let made = loop {
+        let (mut tries, mut patience) = (0, Patience::new());
+        let (ours, template, made) = loop {
+            // By what the store says now: what is known here may be old, and a golden that is made must never be removed.
+            let Some(ours) = self.ours(driver.op).await? else { return Ok(()) };
+            let template = match self.stored_template(key, uid).await {
+                Ok(read) if !is_over(&read.value) => read.value,
+                Err(error) if error.code != Code::NotFound => return Err(error),
+                _ => return self.close(driver.op).await,
+            };
             let made = tokio::select! {
                 biased;
                 () = self.stopping.cancelled() => return Ok(()),
-                made = self.golden(&template) => made,
+                made = self.golden(&template, &ours) => made,
             };
             tries += 1;
             match made {
@@ -76,8 +79,9 @@ impl Control {
                 // A worker that went away says nothing about the template.
                 Err(error) if error.code == Code::Aborted && tries < TRIES => {
                     tracing::warn!(template = %key, %error, "making the golden snapshot anew");
+                    patience.wait(self).await?;
                 }
-                other => break other,
+                made => break (ours, template, made),
             }
         };
         match made {
@@ -88,7 +92,7 @@ impl Control {
                 self.counters.goldens_failed.one();
                 tracing::warn!(template = %key, %error, "the golden snapshot could not be made");
                 let output = format!("its output: ate logs {} -a {GOLDEN_ATESPACE}", golden_actor(&template).name);
-                self.set_status(key, uid, [], |status| {
+                self.set_status(key, uid, [ours], |status| {
                     status.phase = TemplatePhase::Failed;
                     status.reason = format!("{}\n  {output}", error.text);
                 })
@@ -98,14 +102,26 @@ impl Control {
         self.close(driver.op).await
     }
 
-    async fn golden(self: &Arc<Self>, template: &Arc<Template>) -> Result<(), ControlError> {
+    /// Guards a write against a replica that has taken the operation over; `None` if one has, or if it is over.
+    async fn ours(&self, op: OpId) -> Result<Option<Guard>, ControlError> {
+        let record = self.store.get(&operation_key(op)).await?;
+        let read = record.map(Read::<OperationRecord>::decode).transpose()?;
+        Ok(read.filter(|read| read.value.owner == self.replica).map(|read| read.record.unchanged()))
+    }
+
+    /// `ours` guards whatever could do harm: a golden that somebody else has made meanwhile is what actors stand on.
+    async fn golden(self: &Arc<Self>, template: &Template, ours: &Guard) -> Result<(), ControlError> {
         let (name, uid) = (template.object.metadata.key(), template.uid);
         let actor = golden_actor(template);
-        let phase = |phase| self.set_status(&name, uid, [], move |status| status.phase = phase);
+        let phase = |phase| self.set_status(&name, uid, [ours.clone()], move |status| status.phase = phase);
         phase(TemplatePhase::ResumeGoldenActor).await?;
-        self.start_over(&actor, template).await?;
-        let read = self.actor(&actor).await?;
-        self.wake(read, Start::Boot, far_away(), true).await?;
+        let made = self.start_over(&actor, template, ours).await?;
+        // One that is not this one is somebody else's, and perhaps in use.
+        let read = || async {
+            let read = self.actor(&actor).await?;
+            if read.value.uid == made { Ok(read) } else { Err(ControlError::conflict()) }
+        };
+        self.wake(read().await?, Start::Boot, far_away(), true).await?;
         phase(TemplatePhase::WaitGoldenActor).await?;
         if !template.tells_readiness() {
             tokio::time::sleep(self.settings.golden_warm_up).await;
@@ -113,18 +129,17 @@ impl Control {
         let saved = self.save_settled(&actor).await?;
         let golden = saved.snapshots.durable.clone();
         phase(TemplatePhase::TrialGoldenActor).await?;
-        let read = self.actor(&actor).await?;
-        self.wake(read, Start::Trial, far_away(), true).await.map_err(|error| {
+        self.wake(read().await?, Start::Trial, far_away(), true).await.map_err(|error| {
             ControlError::new(error.code, format!("its snapshot does not come back to life: {}", error.text))
         })?;
-        let generation = self.actor(&actor).await?.value.generation;
+        let generation = read().await?.value.generation;
         self.end_trial(&actor, generation).await?;
         // Only together with the very actor whose snapshot it is: somebody else may be making it anew.
-        let made = self.actor(&actor).await?;
+        let made = read().await?;
         if made.value.snapshots.durable != golden {
             return Err(ControlError::conflict());
         }
-        self.set_status(&name, uid, [made.record.unchanged()], move |status| {
+        self.set_status(&name, uid, [ours.clone(), made.record.unchanged()], move |status| {
             status.phase = TemplatePhase::Ready;
             status.reason.clear();
             status.golden = golden;
@@ -133,16 +148,19 @@ impl Control {
     }
 
     /// Whatever an earlier try has left is taken away; the golden actor is made anew under the same name.
-    async fn start_over(self: &Arc<Self>, actor: &ActorKey, template: &Template) -> Result<(), ControlError> {
-        if self.catalog.template_by_uid(template.uid).is_none_or(|template| is_over(&template)) {
-            return Err(ControlError::conflict());
-        }
+    async fn start_over(
+        self: &Arc<Self>,
+        actor: &ActorKey,
+        template: &Template,
+        ours: &Guard,
+    ) -> Result<ActorUid, ControlError> {
         match self.create_atespace(&actor.atespace).await {
             Err(error) if error.code != Code::AlreadyExists => return Err(error),
             _ => {}
         }
-        self.remove_actor(actor).await?;
-        self.create_actor(actor, &template.object.metadata.key(), Default::default()).await.map(drop)
+        self.remove_actor(actor, ours).await?;
+        let created = self.create_actor(actor, &template.object.metadata.key(), Default::default()).await?;
+        Ok(created.actor.uid)
     }
 
     async fn save_settled(self: &Arc<Self>, key: &ActorKey) -> Result<ate_actor::Actor, ControlError> {
@@ -190,16 +208,17 @@ impl Control {
     }
 
     /// Deletes an actor whatever it is doing.
-    async fn remove_actor(self: &Arc<Self>, key: &ActorKey) -> Result<(), ControlError> {
+    async fn remove_actor(self: &Arc<Self>, key: &ActorKey, ours: &Guard) -> Result<(), ControlError> {
         while let Some(read) = self.actor_if_any(key).await? {
             if let Some(lease) = read.value.lease() {
                 let _ = self.nodes.discard(&lease.node, lease.worker, read.value.uid, read.value.generation).await;
                 self.lost(key, read.value.generation, "removed").await?;
                 continue;
             }
-            let change = Change::new().guard(read.record.unchanged()).delete(read.record.key.clone());
+            let change =
+                Change::new().guard(ours.clone()).guard(read.record.unchanged()).delete(read.record.key.clone());
             match self.delete_with(change, &read.value).await {
-                Err(CommitError::Conflict { .. }) => {}
+                Err(CommitError::Conflict { guard }) if guard != *ours => {}
                 other => return Ok(other?),
             }
         }
@@ -207,7 +226,7 @@ impl Control {
     }
 }
 
-fn is_over(template: &Template) -> bool {
+pub(crate) fn is_over(template: &Template) -> bool {
     matches!(template.status.phase, TemplatePhase::Ready | TemplatePhase::Failed)
 }
 

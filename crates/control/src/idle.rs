@@ -28,6 +28,9 @@ impl Unwilling {
         if self.0.len() >= REMEMBERED {
             self.0.retain(|_, (until, _)| *until > now);
         }
+        if self.0.len() >= REMEMBERED {
+            self.0.clear();
+        }
         let spared = self.0.get(key).map_or(SPARED_FIRST, |(_, spared)| (*spared * 2).min(SPARED_LAST));
         self.0.insert(key.clone(), (now + spared, spared));
     }
@@ -36,7 +39,7 @@ impl Unwilling {
         self.0.remove(key);
     }
 
-    fn spares(&self, key: &ActorKey, now: Instant) -> bool {
+    pub(crate) fn spares(&self, key: &ActorKey, now: Instant) -> bool {
         self.0.get(key).is_some_and(|(until, _)| now < *until)
     }
 }

@@ -9,6 +9,7 @@ use ate_name::{ActorKey, ObjectKey};
 use ate_orders::Phase;
 use ate_store::{Change, Record, Write};
 
+use crate::actors::is_golden;
 use crate::drive::Patience;
 use crate::records::{
     Assignee, Forget, HISTORY_KEPT, HistoryEntry, Job, Read, WorkerRecord, actor_key, encode, history_key,
@@ -125,7 +126,8 @@ impl Control {
         match event {
             Event::Started { .. } => self.counters.woken.one(),
             Event::Stored { .. } => self.counters.stored.one(),
-            Event::Lost => self.counters.lost.one(),
+            // The trial of a golden ends so, and nothing is lost by it.
+            Event::Lost if !is_golden(&read.value.key) => self.counters.lost.one(),
             Event::LocalLost { .. } => self.counters.fell_back.one(),
             _ => {}
         }

@@ -145,11 +145,14 @@ pub struct Control {
     /// Actors that were frozen or thawed: nothing that is written down, but watchers want to see it.
     stirred: tokio::sync::broadcast::Sender<ate_name::ActorKey>,
     unwilling: Mutex<idle::Unwilling>,
+    /// Nodes whose disk or storage was in the way of a wake, and when.
+    hindered: Mutex<std::collections::BTreeMap<ate_name::NodeName, tokio::time::Instant>>,
     follower: follow::Follower,
     assignments: assignments::Assignments,
     /// Operations and watchers under way; awaited on shutdown.
     tasks: tokio_util::task::TaskTracker,
     stopping: tokio_util::sync::CancellationToken,
+    failed: tokio_util::sync::CancellationToken,
 }
 
 impl std::fmt::Debug for Control {

@@ -16,7 +16,7 @@ use ate_store::{Change, CommitError, Kind, Record};
 use tokio::time::Instant;
 
 use crate::records::{NodeRecord, Read, encode, node_key};
-use crate::{Control, ControlError};
+use crate::{Control, ControlError, Replicas};
 
 /// A node says that it lives, and how it is reached.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +64,16 @@ impl NodeRecord {
 impl Control {
     /// A node says that it lives. The first time of a session registers it.
     pub async fn renew_node(&self, node: &NodeName, registration: Registration<'_>) -> Result<Renewal, ControlError> {
+        let renewed = self.renew(node, registration).await;
+        // Several find out by their own beat; one alone has none, and nobody else whom a node could tell that it lives.
+        if matches!(self.settings.replicas, Replicas::Alone) && renewed.as_ref().is_err_and(ControlError::is_store_away)
+        {
+            *self.deaf_until.lock() = Some(Instant::now());
+        }
+        renewed
+    }
+
+    async fn renew(&self, node: &NodeName, registration: Registration<'_>) -> Result<Renewal, ControlError> {
         let Registration { session, endpoint, leaving } = registration;
         loop {
             let known = self.store.get(&node_key(node)).await?.map(Read::<NodeRecord>::decode).transpose()?;

@@ -170,8 +170,14 @@ impl Control {
             return Ok(change);
         }
         let change = add(change, atespace, ACTORS, 1);
-        let change = add(change, atespace, BYTES, difference(0, snapshot_bytes(actor)));
-        self.room_for_one(change, atespace, ACTORS, self.quota_of(atespace).actors)
+        let (bytes, quota) = (snapshot_bytes(actor), self.quota_of(atespace));
+        let mut change = add(change, atespace, BYTES, difference(0, bytes));
+        if let (1.., Some(most)) = (bytes, quota.snapshot_bytes) {
+            let key = count_key(atespace, BYTES);
+            let Some(left) = most.checked_sub(bytes) else { return Err(self.refuse(&Guard::AtMost(key, most))) };
+            change = change.guard(Guard::AtMost(key, left));
+        }
+        self.room_for_one(change, atespace, ACTORS, quota.actors)
     }
 
     /// Counts an actor that is deleted.

@@ -201,7 +201,7 @@ impl Control {
     }
 
     /// A sandbox whose generation is over, or of an actor that is no more, is ended: it has no right to be there.
-    async fn check_right(
+    pub(crate) async fn check_right(
         self: &Arc<Self>,
         node: &NodeName,
         worker: WorkerUid,

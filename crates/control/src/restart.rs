@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::actors::Versioned;
 use crate::ledger::Note;
 use crate::records::Read;
+use crate::resume::again;
 use crate::{Code, Control, ControlError};
 
 impl Control {
@@ -43,7 +44,7 @@ impl Control {
 
     /// Brings the actor to rest, and wakes it, until somebody has fulfilled the wish.
     async fn restart(self: &Arc<Self>, key: &ActorKey, force: bool) -> Result<Versioned, ControlError> {
-        let mut deadline = Instant::now() + self.settings.park;
+        let (mut deadline, mut tries) = (Instant::now() + self.settings.park, 0);
         loop {
             let notify = self.follower.of(key);
             let changed = notify.notified();
@@ -72,7 +73,7 @@ impl Control {
             };
             match step {
                 // Somebody was faster, or a worker failed: it is looked at again.
-                Err(error) if error.code == Code::Aborted && Instant::now() < deadline => {}
+                Err(error) if error.code == Code::Aborted && again(&mut tries, deadline).await => {}
                 Err(error) => return Err(error),
                 Ok(()) => {}
             }

@@ -1,5 +1,6 @@
 //! Waking an actor: bind it to a worker in one transaction, have the node run it, settle.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +22,9 @@ use crate::{Code, Control, ControlError};
 /// Before a wake is tried again because the fault lay with the worker, not with the actor; doubled each time, so often.
 const AGAIN: Duration = Duration::from_millis(10);
 const DOUBLINGS: u32 = 6;
+
+/// How long a node that was hindered gets nobody whom another can take.
+const AVOIDED_FOR: Duration = Duration::from_secs(30);
 
 /// How long a record that says "running" is doubted when the worker has said "not here". The news is on its way.
 const DOUBT: Duration = Duration::from_millis(250);
@@ -211,6 +215,9 @@ impl Control {
         if matches!(error, NodeError::NoSnapshot(_)) {
             self.counters.snapshots_missing.one();
         }
+        if let (NodeError::Hindered(_), Some(lease)) = (&error, bound.value.lease()) {
+            self.hindered.lock().insert(lease.node.clone(), Instant::now());
+        }
         if let (NodeError::WorkerGone, Some(lease)) = (&error, bound.value.lease()) {
             // The news is on its way; until it is here the same worker would be chosen again.
             if self.worker_gone(lease.worker, "its worker is gone").await.is_ok() {
@@ -262,11 +269,11 @@ impl Control {
     /// Whatever else happened to the actor meanwhile stands: then this generation is over, and so is its sandbox.
     async fn settle_started(self: &Arc<Self>, driver: &Driver, bound: Read<Actor>, phases: Vec<ate_orders::Phase>) {
         let Some(lease) = bound.value.lease().cloned() else { return };
-        let (uid, generation) = (bound.value.uid, bound.value.generation);
+        let identity = identity(&bound.value);
         let settled = self.settle(bound, Event::Started { op: driver.op }, Note::new("Running").phases(phases)).await;
         if settled.is_err_and(|error| error.is_conflict() || error.code == Code::NotFound) {
-            self.counters.fenced.one();
-            let _ = self.nodes.discard(&lease.node, lease.worker, uid, generation).await;
+            // Or it was told already, and somebody has gone on from there: then it stays.
+            let _ = self.check_right(&lease.node, lease.worker, &identity).await;
         }
     }
 
@@ -348,11 +355,13 @@ impl Control {
         }
         let required = actor.snapshots.base().and_then(|(_, node)| node.cloned());
         let preferred = actor.snapshots.local.as_ref().map(|(_, node)| node.clone());
+        let avoided = self.hindered_nodes();
         let wish = Wish {
             pools: &pools,
             template: template.uid,
             required_node: required.as_ref(),
             preferred_node: preferred.as_ref(),
+            avoided_nodes: &avoided,
         };
         let mut preempted = None::<ActorKey>;
         loop {
@@ -364,7 +373,9 @@ impl Control {
                     self.reserved.lock().insert(lease.worker);
                     return Ok(Reserved { control: Arc::clone(self), lease, bound: false });
                 }
-                fleet.idlest(&wish).map(|resident| resident.key.clone())
+                let (unwilling, now) = (self.unwilling.lock(), Instant::now());
+                let may_be = |key: &ActorKey| !is_golden(key) && !unwilling.spares(key, now);
+                fleet.idlest(&wish, may_be).map(|resident| resident.key.clone())
             };
             match idlest {
                 Some(idlest) if preempted.as_ref() != Some(&idlest) => {
@@ -380,6 +391,12 @@ impl Control {
                 return Err(ControlError::precondition("no free workers available"));
             }
         }
+    }
+
+    fn hindered_nodes(&self) -> BTreeSet<NodeName> {
+        let mut hindered = self.hindered.lock();
+        hindered.retain(|_, since| since.elapsed() < AVOIDED_FOR);
+        hindered.keys().cloned().collect()
     }
 
     /// What a bound actor's node is told to do: the same whoever asks, so that it can be asked again.
@@ -420,7 +437,7 @@ impl Control {
 }
 
 /// Waits a little before another try, longer each time; `false`: there is no time for one.
-async fn again(tries: &mut u32, deadline: Instant) -> bool {
+pub(crate) async fn again(tries: &mut u32, deadline: Instant) -> bool {
     let pause = AGAIN * 2_u32.pow((*tries).min(DOUBLINGS));
     *tries += 1;
     if Instant::now() + pause >= deadline {
@@ -446,6 +463,7 @@ fn refusal(actor: &Actor, error: &NodeError, older: bool) -> ControlError {
         | NodeError::Stale
         | NodeError::UnknownNode(_)
         | NodeError::NoSnapshot(_)
+        | NodeError::Hindered(_)
         | NodeError::Unreachable(_) => {
             ControlError::new(Code::Aborted, format!("the worker of actor {} failed: {error}", actor.key.name))
         }

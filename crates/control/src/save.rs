@@ -111,7 +111,7 @@ impl Control {
                 _ => return,
             };
             match saved {
-                Ok(_) => control.unwilling.lock().forget(&key),
+                Ok(_) => return control.unwilling.lock().forget(&key),
                 // Called off by a request, or somebody was faster: nothing is wrong with it.
                 Err(error) if error.code == Code::Aborted => {}
                 Err(error) => {
@@ -119,6 +119,8 @@ impl Control {
                     control.unwilling.lock().note(&key, tokio::time::Instant::now());
                 }
             }
+            // Whoever waits for its worker must look for another.
+            control.freed.notify_waiters();
         });
     }
 

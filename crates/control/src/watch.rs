@@ -8,10 +8,26 @@ use ate_store::{Kind, Revision, Store};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use crate::{Control, ControlError, Keys, Settings, World, assignments, catalog, drive, follow, replicas};
+use crate::{Control, ControlError, Keys, Replicas, Settings, World, assignments, catalog, drive, follow, replicas};
 
 /// Freezes and thaws that a watcher may be behind; it misses those beyond, and sees the next.
 const STIRRED: usize = 1024;
+
+/// What is kept in memory of the store.
+const FOLLOWED: [Kind; 8] =
+    [Kind::Config, Kind::Pool, Kind::Template, Kind::Atespace, Kind::Worker, Kind::Actor, Kind::Replica, Kind::Node];
+
+/// Dropped before the server stops it says so, also by a panic.
+struct Kept(Arc<Control>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if !self.0.stopping.is_cancelled() {
+            tracing::error!("a task that the server cannot do without has ended");
+            self.0.failed.cancel();
+        }
+    }
+}
 
 impl Control {
     pub fn new(
@@ -41,31 +57,53 @@ impl Control {
             freed: tokio::sync::Notify::new(),
             stirred: tokio::sync::broadcast::Sender::new(STIRRED),
             unwilling: Mutex::default(),
+            hindered: Mutex::default(),
             follower: follow::Follower::default(),
             assignments: assignments::Assignments::new(),
             tasks: tokio_util::task::TaskTracker::new(),
             stopping: tokio_util::sync::CancellationToken::new(),
+            failed: tokio_util::sync::CancellationToken::new(),
         })
     }
 
     /// Loads what is needed at every turn and begins to follow the store.
     pub async fn start(self: &Arc<Self>) -> Result<(), ControlError> {
         let since = self.store.revision().await?;
-        self.load().await?;
-        let kinds = [Kind::Actor, Kind::Worker, Kind::Atespace, Kind::Template, Kind::Pool, Kind::Config];
-        for kind in kinds.into_iter().chain([Kind::Replica, Kind::Node]) {
-            self.tasks.spawn(Arc::clone(self).keep_following(kind, since));
+        for kind in FOLLOWED {
+            self.load(kind).await?;
         }
-        self.tasks.spawn(Arc::clone(self).keep_beating());
+        for kind in FOLLOWED {
+            self.keep(Arc::clone(self).keep_following(kind, since));
+        }
+        if matches!(self.settings.replicas, Replicas::Several { .. }) {
+            self.keep(Arc::clone(self).keep_beating());
+        }
         Ok(())
     }
 
-    async fn load(&self) -> Result<(), ControlError> {
-        self.load_catalog().await?;
-        self.load_quotas().await?;
-        self.load_workers().await?;
-        self.load_replicas().await?;
-        self.load_nodes().await
+    /// Runs what must go on for as long as the server does.
+    fn keep(self: &Arc<Self>, what: impl Future<Output = ()> + Send + 'static) {
+        let kept = Kept(Arc::clone(self));
+        self.tasks.spawn(async move {
+            what.await;
+            drop(kept);
+        });
+    }
+
+    /// Returns if something has ended that must go on: nobody would take over what is left, or hear of what changes.
+    pub async fn failed(&self) {
+        self.failed.cancelled().await;
+    }
+
+    async fn load(&self, kind: Kind) -> Result<(), ControlError> {
+        match kind {
+            Kind::Template | Kind::Pool | Kind::Config => self.load_objects(kind).await,
+            Kind::Atespace => self.load_quotas().await,
+            Kind::Replica => self.load_replicas().await,
+            Kind::Node => self.load_nodes().await,
+            // With those that they run.
+            _ => self.load_workers().await,
+        }
     }
 
     async fn keep_following(self: Arc<Self>, kind: Kind, mut since: Revision) {
@@ -81,7 +119,7 @@ impl Control {
             // What changed meanwhile is not told: all of it is looked at again.
             since = loop {
                 let revision = self.store.revision().await;
-                if let (Ok(revision), Ok(())) = (revision, self.load().await) {
+                if let (Ok(revision), Ok(())) = (revision, self.load(kind).await) {
                     break revision;
                 }
                 if patience.wait(&self).await.is_err() {
@@ -95,10 +133,10 @@ impl Control {
     /// Begins the work that nobody asked for: operations that are left over, goldens for templates. Nodes must be known
     /// by now.
     pub fn start_controllers(self: &Arc<Self>) {
-        self.tasks.spawn(Arc::clone(self).sweep_regularly());
-        self.tasks.spawn(Arc::clone(self).watch_nodes());
+        self.keep(Arc::clone(self).sweep_regularly());
+        self.keep(Arc::clone(self).watch_nodes());
         let control = Arc::clone(self);
-        self.tasks.spawn(async move {
+        self.keep(async move {
             tokio::select! {
                 biased;
                 () = control.stopping.cancelled() => {}

@@ -97,9 +97,9 @@ impl Control {
             }
         }
         self.assignments.keep_only(&running);
+        let there: std::collections::BTreeSet<_> = workers.iter().map(|read| read.value.lease.worker).collect();
         let known: Vec<_> = self.fleet.lock().iter().map(|worker| worker.lease.worker).collect();
-        let gone = known.into_iter().filter(|known| !workers.iter().any(|read| read.value.lease.worker == *known));
-        gone.for_each(|worker| self.forget_worker(worker));
+        known.into_iter().filter(|known| !there.contains(known)).for_each(|worker| self.forget_worker(worker));
         Ok(())
     }
 
@@ -170,6 +170,9 @@ impl Control {
         loop {
             let Some(read) = self.actor_if_any(key).await? else { return Ok(()) };
             if read.value.lease().is_none() || read.value.generation != generation {
+                if read.value.generation > generation {
+                    self.counters.fenced.one();
+                }
                 return Ok(());
             }
             match self.transition(&read, event.clone(), note.clone()).await {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_name::{ActorUid, Digest, Generation, NodeName, ObjectKey, OpId, SessionId, WorkerUid};
-use ate_orders::{Exit, Hosted, Identity, Ingress, NodeError, NodeEvent, WorkerReport};
+use ate_orders::{Exit, Hosted, Identity, Ingress, NODE_SERVES_FOR, NodeError, NodeEvent, SnapshotAt, WorkerReport};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -18,9 +18,6 @@ mod orders;
 
 /// After so long without a request a sandbox is frozen.
 const FROZEN_AFTER: Duration = Duration::from_secs(2);
-
-/// How long a node serves after it asked for its last renewal. Shorter than the control plane's lease.
-pub(crate) const SERVES_FOR: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct App {
@@ -59,7 +56,7 @@ struct Storage {
 impl Storage {
     fn reach(&mut self) -> Result<&mut Self, NodeError> {
         match self.away {
-            true => Err(NodeError::Failed("simulated: durable storage is away".into())),
+            true => Err(NodeError::Hindered("simulated: durable storage is away".into())),
             false => Ok(self),
         }
     }
@@ -77,6 +74,18 @@ struct Worker {
     been_here: BTreeMap<ActorUid, Generation>,
     /// The newest generation of each actor that was told to end here, whether it was here or not.
     ended: BTreeMap<ActorUid, Generation>,
+}
+
+impl Node {
+    /// On its disk, or in durable storage.
+    fn find(&self, at: &SnapshotAt, storage: &mut Storage) -> Result<Snapshot, NodeError> {
+        let found = match self.disk.get(&at.prefix) {
+            Some(here) => Some(here.clone()),
+            None => storage.reach()?.whole.get(&at.prefix).cloned(),
+        };
+        let found = found.filter(|found| found.manifest == at.manifest);
+        found.ok_or_else(|| NodeError::NoSnapshot(at.prefix.clone()))
+    }
 }
 
 impl Worker {
@@ -325,7 +334,7 @@ impl Cluster {
 
     pub(crate) fn renewed(&self, name: &NodeName, asked: Instant) {
         if let Some(node) = self.nodes.lock().get_mut(name) {
-            node.until = node.until.max(asked + SERVES_FOR);
+            node.until = node.until.max(asked + NODE_SERVES_FOR);
         }
     }
 

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_actor::Phase;
+use ate_control::Settings;
 use ate_name::ObjectKey;
 use ate_object::read_manifests;
 use ate_store::Kind;
@@ -29,8 +30,9 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use ate_orders::NODE_SERVES_FOR;
 use clients::{Clients, PATIENCE};
-use cluster::{Cluster, SERVES_FOR};
+use cluster::Cluster;
 use replica::Replica;
 use store::Shared;
 pub use world::Broken;
@@ -94,6 +96,7 @@ pub(crate) struct Simulation {
     store: Arc<Shared>,
     cluster: Arc<Cluster>,
     clients: Arc<Clients>,
+    settings: Settings,
     started: Mutex<u32>,
 }
 
@@ -112,7 +115,7 @@ impl Simulation {
         cluster.store.set(Arc::clone(&store)).expect("set once");
         let template = ObjectKey::new("sim", "template");
         let clients = Clients::new(Arc::clone(&world), Arc::clone(&cluster), template, actors);
-        Self { world, store, cluster, clients, started: Mutex::new(0) }
+        Self { world, store, cluster, clients, settings: replica::SETTINGS, started: Mutex::new(0) }
     }
 
     fn outcome(&self, seed: u64) -> Outcome {
@@ -139,7 +142,7 @@ impl Simulation {
             *started += 1;
             format!("replica-{started}")
         };
-        let replica = Replica::start(name, &self.world, &self.store, &self.cluster);
+        let replica = Replica::start(name, self.settings, &self.world, &self.store, &self.cluster);
         self.clients.replicas.lock().push(Arc::clone(&replica));
         replica
     }
@@ -205,7 +208,7 @@ impl Simulation {
         let dice = &self.world.dice;
         let nodes = self.cluster.names();
         let Some(node) = dice.pick(&nodes).cloned() else { return };
-        match dice.below(14) {
+        match dice.below(16) {
             0 | 1 => self.cluster.kill_worker(&node),
             2 | 3 => self.cluster.kill_sandbox(&node),
             4 => {
@@ -241,6 +244,14 @@ impl Simulation {
                     *store.away.lock() = false;
                     world.say("the store is back");
                 });
+            }
+            10 | 11 => {
+                let living = self.clients.living();
+                if let Some(replica) = dice.pick(&living) {
+                    let time = dice.between(Duration::from_secs(1), Duration::from_secs(20));
+                    self.world.say(format_args!("{} stands still for {time:?}", replica.name));
+                    replica.process.stand_still(time);
+                }
             }
             _ => self.kill_replica(),
         }
@@ -361,7 +372,7 @@ async fn keep_node(world: Arc<World>, cluster: Arc<Cluster>, clients: Arc<Client
             }
             cluster.tell_report(&node);
         }
-        tokio::time::sleep(world.dice.between(SERVES_FOR / 10, SERVES_FOR / 5)).await;
+        tokio::time::sleep(world.dice.between(NODE_SERVES_FOR / 10, NODE_SERVES_FOR / 5)).await;
     }
 }
 

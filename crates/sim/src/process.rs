@@ -1,9 +1,11 @@
-//! A process that can die at any step. Its tasks are not torn down: they stand still for ever at their next step, which to
-//! everybody else is the same.
+//! A process that can die or stand still at any step. When it dies its tasks are not torn down: they stand still for ever at
+//! their next step, which to everybody else is the same.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 #[derive(Debug, Default)]
@@ -14,6 +16,13 @@ pub(crate) struct Process {
     dies_at: AtomicU64,
     /// Dies when it comes to this point.
     dies_when: Mutex<Option<String>>,
+    /// Stands still for so long when it comes to this point, once.
+    stands_when: Mutex<Option<(String, Duration)>>,
+    still_until: Mutex<Option<Instant>>,
+}
+
+fn is(point: &str, when: &str, what: &str) -> bool {
+    point.strip_prefix(when).is_some_and(|rest| rest.trim_start() == what)
 }
 
 impl Process {
@@ -26,19 +35,39 @@ impl Process {
         if self.dead.is_cancelled() {
             std::future::pending::<()>().await;
         }
+        let still = *self.still_until.lock();
+        if let Some(until) = still {
+            tokio::time::sleep_until(until).await;
+        }
     }
 
     /// A step that has a name.
     pub(crate) async fn point(&self, when: &str, what: &str) {
-        let here = |point: &String| point.strip_prefix(when).is_some_and(|rest| rest.trim_start() == what);
-        if self.dies_when.lock().as_ref().is_some_and(here) {
+        if self.dies_when.lock().as_ref().is_some_and(|point| is(point, when, what)) {
             self.dead.cancel();
+        }
+        let stands = self.stands_when.lock().take_if(|(point, _)| is(point, when, what));
+        if let Some((_, time)) = stands {
+            self.stand_still(time);
         }
         self.step().await;
     }
 
     pub(crate) fn die_when(&self, point: &str) {
         *self.dies_when.lock() = Some(point.to_owned());
+    }
+
+    pub(crate) fn stand_still_when(&self, point: &str, time: Duration) {
+        *self.stands_when.lock() = Some((point.to_owned(), time));
+    }
+
+    /// It does nothing that others can see, and then goes on as if nothing had been.
+    pub(crate) fn stand_still(&self, time: Duration) {
+        *self.still_until.lock() = Some(Instant::now() + time);
+    }
+
+    pub(crate) fn has_stood_still(&self) -> bool {
+        self.still_until.lock().is_some_and(|until| until <= Instant::now())
     }
 
     pub(crate) fn die(&self) {

@@ -62,7 +62,13 @@ impl Keys for NoKeys {
 }
 
 impl Replica {
-    pub(crate) fn start(name: String, world: &Arc<World>, store: &Arc<Shared>, cluster: &Arc<Cluster>) -> Arc<Self> {
+    pub(crate) fn start(
+        name: String,
+        settings: Settings,
+        world: &Arc<World>,
+        store: &Arc<Shared>,
+        cluster: &Arc<Cluster>,
+    ) -> Arc<Self> {
         let process = Arc::new(Process::default());
         let wire = StoreWire {
             shared: Arc::clone(store),
@@ -78,7 +84,7 @@ impl Replica {
         };
         let minutes = i64::try_from(world.dice.below(10)).unwrap_or(0) - 5;
         let own = ItsWorld { world: Arc::clone(world), skew: jiff::SignedDuration::from_mins(minutes) };
-        let control = Control::new(Arc::new(wire), Arc::new(nodes), Arc::new(own), Arc::new(NoKeys), SETTINGS);
+        let control = Control::new(Arc::new(wire), Arc::new(nodes), Arc::new(own), Arc::new(NoKeys), settings);
         world.say(format_args!("{name} starts"));
         let replica = Arc::new(Self { control, process, name });
         tokio::spawn(Arc::clone(&replica).run(Arc::clone(world), Arc::clone(cluster)));

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_actor::{Actor, Intent, Phase};
-use ate_control::{Asked, Assignee, AuditEntry, ControlError, Quota, WorkerRecord};
+use ate_control::{Asked, Assignee, AuditEntry, ControlError, Quota, Replicas, Settings, WorkerRecord};
 use ate_name::{ActorKey, ActorUid, Generation, NodeName};
 use ate_store::{Change, Kind, Store};
 
-use crate::replica::Replica;
+use crate::replica::{Replica, SETTINGS};
 use crate::{CALM, Outcome, Simulation};
 
 /// A calm simulation with one actor that has counted once.
@@ -23,12 +23,28 @@ pub struct Stage {
 
 /// Sets the stage, plays, heals and looks whether everything is at rest and explained. Returns what the play returned.
 pub fn play<T>(what: impl AsyncFnOnce(&Stage) -> T) -> T {
+    play_on(1, SETTINGS, what)
+}
+
+/// The same with so many actors; the first has counted once.
+pub fn play_with<T>(actors: usize, what: impl AsyncFnOnce(&Stage) -> T) -> T {
+    play_on(actors, SETTINGS, what)
+}
+
+/// The same with one replica, which knows that there is no other.
+pub fn play_alone<T>(actors: usize, what: impl AsyncFnOnce(&Stage) -> T) -> T {
+    play_on(actors, Settings { replicas: Replicas::Alone, ..SETTINGS }, what)
+}
+
+fn play_on<T>(actors: usize, settings: Settings, what: impl AsyncFnOnce(&Stage) -> T) -> T {
     crate::simulated(async {
-        let simulation = Simulation::new(1, 1);
+        let simulation = Simulation { settings, ..Simulation::new(1, actors) };
         let first = simulation.start_replica();
         simulation.keep_nodes();
         simulation.furnish().await;
-        simulation.start_replica();
+        if !matches!(simulation.settings.replicas, Replicas::Alone) {
+            simulation.start_replica();
+        }
         tokio::time::sleep(Duration::from_secs(1)).await;
         let actor = simulation.clients.actors[0].clone();
         let stage = Stage { simulation, first, actor };
@@ -59,6 +75,24 @@ pub fn golden_survives(point: &str) {
             simulation.start_replica();
         };
         tokio::join!(simulation.furnish(), second);
+        come_to_rest(simulation).await;
+    });
+}
+
+/// The first replica stands still at the point until the other has long made the golden snapshot, and goes on.
+pub fn golden_is_left_alone(point: &str) {
+    crate::simulated(async {
+        let simulation = Simulation::new(1, 1);
+        let first = simulation.start_replica();
+        first.process.stand_still_when(point, CALM / 4);
+        simulation.start_replica();
+        simulation.keep_nodes();
+        simulation.furnish().await;
+        let begun = tokio::time::Instant::now();
+        while !first.process.has_stood_still() {
+            assert!(begun.elapsed() < CALM, "it never came to {point}");
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
         come_to_rest(simulation).await;
     });
 }
@@ -313,6 +347,25 @@ impl Stage {
         set.await.expect("a replica lives").expect("the atespace is there");
         // Until every replica has heard of it.
         self.sleep(1).await;
+    }
+
+    /// What all replicas together have counted.
+    pub fn counted(&self, name: &str) -> u64 {
+        let samples = self.simulation.clients.living().into_iter().flat_map(|replica| replica.control.samples());
+        samples.filter(|sample| sample.name == name).map(|sample| sample.value).sum()
+    }
+
+    /// Brings every actor to rest, and resumes all of them at once, at all replicas.
+    pub async fn resume_all(&self) -> Vec<Result<(), ControlError>> {
+        let clients = &self.simulation.clients;
+        for key in &clients.actors {
+            clients.suspend(key).await;
+        }
+        let (replicas, mut resuming) = (clients.living(), tokio::task::JoinSet::new());
+        for (key, replica) in clients.actors.clone().into_iter().zip(replicas.into_iter().cycle()) {
+            resuming.spawn(async move { replica.control.resume_actor(&key, false).await.map(drop) });
+        }
+        resuming.join_all().await
     }
 
     /// Suspends the actor and wakes it again, at each replica in turn.

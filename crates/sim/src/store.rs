@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use ate_actor::{Actor, Lease, Phase};
-use ate_control::{Check, Finding, NodeRecord, WorkerRecord};
+use ate_control::{Check, Finding, NodeRecord, Template, WorkerRecord};
 use ate_name::{ActorKey, Generation, NodeName};
 use ate_store::{
     Change, CommitError, Committed, Entry, Fault, FeedLimits, Key, Kind, MemoryStore, Page, Prefix, Record, Revision,
@@ -53,7 +53,12 @@ impl Shared {
     /// Every snapshot that some actor or template stands on.
     pub(crate) async fn referred(&self) -> BTreeSet<String> {
         let actors = self.actors().await;
-        actors.iter().flat_map(|actor| actor.references().map(|snapshot| snapshot.prefix.clone())).collect()
+        let own = actors.iter().flat_map(|actor| actor.references().map(|snapshot| snapshot.prefix.clone()));
+        let mut referred: BTreeSet<String> = own.collect();
+        // What an actor has is a difference to its template's golden, whatever has become of the actor that was made from.
+        let templates = self.all(Kind::Template).await;
+        referred.extend(templates.iter().filter_map(|record| golden_of(&record.value)));
+        referred
     }
 
     /// What `ate store check` would say.
@@ -225,9 +230,18 @@ fn purpose(change: &Change) -> &'static str {
         Some(Phase::Suspended) => "suspended",
         Some(Phase::Paused) => "paused",
         None if deletes(Kind::Actor) => "deleted",
-        None if change.writes.iter().any(|write| write.key().kind() == Kind::Template) => "template",
-        None => "something else",
+        None => match change.writes.iter().find(|write| write.key().kind() == Kind::Template) {
+            Some(Write::Put(_, value)) if golden_of(value).is_some() => "ready",
+            Some(_) => "template",
+            None => "something else",
+        },
     }
+}
+
+/// The prefix of the golden that a template has.
+fn golden_of(template: &[u8]) -> Option<String> {
+    let template: Template = serde_json::from_slice(template).ok()?;
+    template.status.golden.map(|golden| golden.prefix)
 }
 
 fn unavailable() -> Fault {

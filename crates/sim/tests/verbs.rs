@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use ate_actor::Phase;
+use ate_control::{Code, Quota};
 use ate_name::NodeName;
-use ate_sim::scenario::{Stage, play};
+use ate_sim::scenario::{Stage, play, play_alone, play_with};
 
 /// Begins something that hangs, because its node falls silent or its disk is full, and does `what` meanwhile.
 async fn amid(stage: &Stage, phase: &str, silence: fn(&Stage, &NodeName), what: impl AsyncFnOnce()) {
@@ -296,9 +297,42 @@ fn a_fork_of_what_never_ran_is_refused() {
 }
 
 #[test]
+fn however_many_wake_at_once_their_quota_holds() {
+    let wakes = async |stage: &Stage, quota, most| {
+        stage.set_quota(quota).await;
+        let (woken, refused): (Vec<_>, Vec<_>) = stage.resume_all().await.into_iter().partition(Result::is_ok);
+        assert_eq!((woken.len(), refused.len()), (most, 12 - most), "{refused:?}");
+        for error in refused.into_iter().filter_map(Result::err) {
+            // Or all workers were just about to be bound.
+            assert!(matches!(error.code, Code::ResourceExhausted | Code::FailedPrecondition), "{error}");
+        }
+        assert!(stage.counted("ate_quota_refusals_total") > 0);
+        stage.set_quota(Quota::default()).await;
+    };
+    play_with(12, async |stage: &Stage| wakes(stage, Quota { running: Some(2), ..Quota::default() }, 2).await);
+    // By one clock; and a second would have to pass for another.
+    let paced = Quota { wakes_per_second: Some(1), ..Quota::default() };
+    play_alone(12, async |stage: &Stage| wakes(stage, paced, 1).await);
+}
+
+#[test]
+fn a_fork_that_would_pass_the_quota_of_bytes_is_refused_and_leaves_nothing() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        // One snapshot has a thousand.
+        stage.set_quota(Quota { snapshot_bytes: Some(1999), ..Quota::default() }).await;
+        let refused = stage.fork().await.expect("nobody died").expect_err("there is no room for it");
+        assert_eq!(refused.code, Code::ResourceExhausted, "{refused}");
+        assert!(stage.forked().await.is_none());
+        stage.set_quota(Quota { snapshot_bytes: Some(2000), ..Quota::default() }).await;
+        stage.fork().await.expect("nobody died").expect("now there is");
+    });
+}
+
+#[test]
 fn a_clock_that_is_ahead_keeps_nobody_from_waking() {
     play(async |stage: &Stage| {
-        stage.set_quota(ate_control::Quota { wakes_per_second: Some(100), ..Default::default() }).await;
+        stage.set_quota(Quota { wakes_per_second: Some(100), ..Default::default() }).await;
         // The clocks of replicas disagree by minutes here: whoever is behind must not wait until it is as late there.
         for _ in 0..3 {
             for resumed in stage.suspend_and_resume_at_each().await {

@@ -1,7 +1,7 @@
 //! The windows in which an operation can be cut off, each with what must come of it. The rows of `docs/faults.md`.
 
 use ate_actor::Phase;
-use ate_sim::scenario::{Stage, play};
+use ate_sim::scenario::{Stage, play, play_alone};
 
 /// The first replica dies at the point while it resumes a suspended actor; the other brings it to an end.
 fn resume_survives(point: &str) {
@@ -176,6 +176,7 @@ fn window_14_a_node_is_lost_with_a_running_actor() {
         stage.power_off(&node);
         assert_eq!(stage.count().await, 2, "on another node, from its last snapshot");
         assert_ne!(stage.node().await, node);
+        assert_eq!(stage.counted("ate_actors_lost_total"), 1);
         stage.start_node(&node);
     });
 }
@@ -193,6 +194,8 @@ fn window_14_a_node_that_comes_back_can_do_no_harm() {
         stage.cut_off(&node, false);
         stage.sleep(30).await;
         assert_eq!(stage.count().await, 3, "and nothing of the old one is heard");
+        assert_eq!(stage.counted("ate_nodes_given_up_total"), 1);
+        assert!(stage.counted("ate_fenced_total") > 0);
     });
 }
 
@@ -205,6 +208,7 @@ fn window_15_a_node_is_lost_with_a_paused_actor() {
         let node = stage.node().await;
         stage.power_off(&node);
         assert_eq!(stage.count().await, 2, "from its last durable snapshot, after a grace");
+        assert_eq!(stage.counted("ate_actors_fell_back_total"), 1);
         stage.start_node(&node);
     });
 }
@@ -239,6 +243,17 @@ fn window_17_the_store_is_away_for_a_while() {
 }
 
 #[test]
+fn window_17_the_store_of_one_that_is_alone_is_away_for_longer_than_nodes_are_waited_for() {
+    play_alone(1, async |stage: &Stage| {
+        assert_eq!(stage.count().await, 2);
+        stage.store_away(true);
+        stage.sleep(60).await;
+        stage.store_away(false);
+        assert_eq!(stage.count().await, 3, "nobody was taken for dead meanwhile");
+    });
+}
+
+#[test]
 fn window_18_a_delete_and_a_resume_at_once() {
     for point in ["before commit of deleted", "after commit of deleted", "before forget", "after forget"] {
         play(async |stage: &Stage| {
@@ -266,8 +281,29 @@ fn window_19_a_golden_snapshot_cut_off_anywhere() {
         "after discard",
         "before commit of template",
         "after commit of template",
+        "before commit of ready",
+        "after commit of ready",
     ] {
         ate_sim::scenario::golden_survives(point);
+    }
+    // And by one that only seemed to be dead.
+    for point in [
+        "after commit of resuming",
+        "before activate",
+        "after activate",
+        "after commit of running",
+        "before capture",
+        "after capture",
+        "after commit of saving",
+        "after store",
+        "after upload",
+        "before discard",
+        "before commit of template",
+        "after commit of template",
+        "before commit of ready",
+        "after commit of ready",
+    ] {
+        ate_sim::scenario::golden_is_left_alone(point);
     }
 }
 

@@ -95,16 +95,13 @@ impl Cluster {
         let app = match &order.source {
             Source::Boot { .. } => Ok(App { count: 0, nonce: self.world.dice.draw() }),
             Source::Snapshot { at, fresh, .. } => {
-                let here = self.on(name, life, |node| Ok(node.disk.get(&at.prefix).cloned()))?;
-                let found = here.or_else(|| self.storage.lock().whole.get(&at.prefix).cloned());
-                match found {
-                    // The count is in its files, the nonce in its memory.
-                    Some(snapshot) if snapshot.manifest == at.manifest && *fresh => {
-                        Ok(App { nonce: self.world.dice.draw(), ..snapshot.app })
-                    }
-                    Some(snapshot) if snapshot.manifest == at.manifest => Ok(snapshot.app),
-                    _ => Err(NodeError::NoSnapshot(at.prefix.clone())),
-                }
+                // Found or not: what comes of it is decided where the worker is.
+                let found = self.on(name, life, |node| Ok(node.find(at, &mut self.storage.lock())))?;
+                // The count is in its files, the nonce in its memory.
+                found.map(|Snapshot { app, .. }| match fresh {
+                    true => App { nonce: self.world.dice.draw(), ..app },
+                    false => app,
+                })
             }
         };
         self.on(name, life, |node| {
@@ -215,23 +212,22 @@ impl Cluster {
         self.world.pass().await;
         let done = self.on(name, life, |node| {
             node.busy.remove(&order.prefix);
-            let stored = |manifest| Stored { manifest, bytes: 1000, durable: false };
-            let Some(app) = node.in_hand.get(&order.op).copied() else {
-                let there = node.disk.get(&order.prefix).ok_or(NodeError::NothingCaptured)?;
-                return Ok(stored(there.manifest));
+            let manifest = match (node.disk.get(&order.prefix), node.in_hand.get(&order.op).copied()) {
+                (Some(there), _) => there.manifest,
+                (None, None) => return Err(NodeError::NothingCaptured),
+                (None, Some(_)) if node.full => return Err(NodeError::Failed("simulated: no space left".into())),
+                (None, Some(app)) => {
+                    // Written once more it would be another.
+                    let manifest = Digest::from_bytes([self.world.dice.bytes(); 2].concat().try_into().expect("32"));
+                    node.disk.insert(order.prefix.clone(), Snapshot { app, manifest, uploaded: false });
+                    manifest
+                }
             };
-            if node.full {
-                return Err(NodeError::Failed("simulated: no space left".into()));
-            }
-            let mut manifest = [0; 32];
-            manifest[..16].copy_from_slice(order.op.as_bytes());
-            let manifest = Digest::from_bytes(manifest);
-            node.disk.insert(order.prefix.clone(), Snapshot { app, manifest, uploaded: false });
             node.in_hand.remove(&order.op);
             for worker in node.workers.values_mut() {
                 worker.retained.remove(&order.op);
             }
-            Ok(stored(manifest))
+            Ok(Stored { manifest, bytes: 1000, durable: false })
         });
         self.answer(name, life, done).await
     }
@@ -244,15 +240,12 @@ impl Cluster {
             if let Some(there) = node.disk.get(&order.prefix) {
                 return Ok(stored(there.manifest));
             }
-            let durable = self.storage.lock().whole.get(&order.from.prefix).cloned();
-            let found = node.disk.get(&order.from.prefix).cloned().or(durable);
-            let source = found.filter(|found| found.manifest == order.from.manifest);
-            let source = source.ok_or_else(|| NodeError::NoSnapshot(order.from.prefix.clone()))?;
+            let source = node.find(&order.from, &mut self.storage.lock())?;
             if node.full {
                 return Err(NodeError::Failed("simulated: no space left".into()));
             }
-            let manifest = source.manifest;
-            node.disk.insert(order.prefix.clone(), Snapshot { uploaded: false, ..source });
+            let manifest = Digest::from_bytes([self.world.dice.bytes(); 2].concat().try_into().expect("32"));
+            node.disk.insert(order.prefix.clone(), Snapshot { app: source.app, manifest, uploaded: false });
             Ok(stored(manifest))
         });
         self.answer(name, life, done).await

@@ -123,6 +123,8 @@ pub struct Node {
     leaving: tokio::sync::watch::Sender<bool>,
     /// Whoever outlived an earlier node is known.
     adopted: tokio_util::sync::CancellationToken,
+    /// Held while a worker is started.
+    starting: tokio::sync::Mutex<()>,
     /// A worker is gone that should be there.
     missing: tokio::sync::Notify,
     turns: tokio::sync::Semaphore,
@@ -161,6 +163,7 @@ impl Node {
             lease: Mutex::default(),
             leaving: tokio::sync::watch::Sender::new(false),
             adopted: tokio_util::sync::CancellationToken::new(),
+            starting: tokio::sync::Mutex::default(),
             missing: tokio::sync::Notify::new(),
             turns: tokio::sync::Semaphore::new(config.activations_at_once),
             events,

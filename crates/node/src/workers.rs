@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -199,8 +199,10 @@ impl Handle {
 }
 
 impl Node {
-    fn cgroup(&self, worker: WorkerUid) -> Cgroup {
-        self.instance_cgroup().child(&worker.to_string())
+    /// Of the worker whose directory this is.
+    fn cgroup(&self, directory: &Path) -> Cgroup {
+        let worker = directory.file_name().expect("below the node's own directory");
+        self.instance_cgroup().child(&worker.to_string_lossy())
     }
 
     /// One group per data directory: two instances on a machine never meet.
@@ -282,7 +284,13 @@ impl Node {
     /// Passes on a worker's news, and the last: that it is gone.
     async fn follow(self: Arc<Self>, handle: Arc<Handle>, mut events: mpsc::Receiver<link::Event>) {
         let worker = handle.birth.uid;
-        while let Some(event) = events.recv().await {
+        loop {
+            let event = tokio::select! {
+                // What goes on in a worker that is kept is told to the next node.
+                () = self.stopping.cancelled() => return,
+                event = events.recv() => event,
+            };
+            let Some(event) = event else { break };
             let news = match event {
                 link::Event::Frozen(identity) => NodeEvent::Frozen { worker, identity },
                 link::Event::Thawed(identity) => NodeEvent::Thawed { worker, identity },
@@ -292,9 +300,6 @@ impl Node {
                 }
             };
             let _ = self.events.send(news).await;
-        }
-        if self.stopping.is_cancelled() {
-            return;
         }
         // It may only have stopped answering: nobody is told that it is gone while anything of it runs. Then at once, because its
         // actor is waited for; and what else is left of it is removed before it is no longer known here.
@@ -355,6 +360,9 @@ impl Node {
                     None => format!("{}-{index}", pool.key.name),
                 };
                 index += 1;
+                if self.stopping.is_cancelled() || *self.pools.borrow() != *pools {
+                    return Ok(());
+                }
                 if have.insert(pod.clone()) {
                     self.start(pool, &pod).await?;
                 }
@@ -364,14 +372,49 @@ impl Node {
     }
 
     async fn start(self: &Arc<Self>, pool: &Pool, pod: &str) -> Result<(), NodeError> {
+        // Held until the worker is known or nothing of it is left: whoever stops the node waits for that.
+        let one = self.starting.lock().await;
+        if self.stopping.is_cancelled() {
+            return Ok(());
+        }
         let mut random = [0; 16];
         rand::fill(&mut random);
         let uid = WorkerUid::from_random(random);
         let directory = self.config.directory.join("workers").join(uid.to_string());
+        let (node, pool, pod, at) = (Arc::clone(self), pool.clone(), pod.to_owned(), directory.clone());
+        let spawned = tokio::task::spawn_blocking(move || node.spawn(uid, &pool, pod, &at)).await;
+        let spawned = spawned.map_err(|error| NodeError::io("start a worker")(error.into())).flatten();
+        let (birth, mut child) = match spawned {
+            Ok(spawned) => spawned,
+            Err(error) => {
+                self.clean_up(None, directory).await;
+                return Err(error);
+            }
+        };
+        let up = tokio::select! {
+            up = tokio::time::timeout(UP_WITHIN, self.come_up(&birth, &directory, &mut child)) => {
+                up.unwrap_or_else(|_| Err(NodeError::Worker("it took too long".into())))
+            }
+            () = self.stopping.cancelled() => Err(NodeError::Worker("the node is stopping".into())),
+        };
+        if up.is_err() {
+            self.clean_up(Some(birth), directory).await;
+        }
+        // Collected when it ends, so that it does not stay as a zombie.
+        std::thread::spawn(move || child.wait());
+        drop(one);
+        if let Some((report, _)) = up?.report().await {
+            let _ = self.events.send(NodeEvent::WorkerUp(report)).await;
+        }
+        Ok(())
+    }
+
+    /// A process that becomes a worker, written down so that the next node finds it.
+    fn spawn(&self, uid: WorkerUid, pool: &Pool, pod: String, directory: &Path) -> Result<(Birth, Child), NodeError> {
         for name in ["link", "root"] {
             std::fs::create_dir_all(directory.join(name)).map_err(NodeError::io("make a worker's directory"))?;
         }
-        let cgroup = self.cgroup(uid);
+        let cgroup = self.cgroup(directory);
         let limits = Limits { memory_bytes: pool.memory_limit, cpu_millis: pool.cpu_limit_millis, processes: None };
         cgroup.create(&limits).map_err(NodeError::io("make a worker's control group"))?;
         let log = std::fs::File::create(directory.join("worker.log")).map_err(NodeError::io("make a worker's log"))?;
@@ -389,39 +432,31 @@ impl Node {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log);
-        let child = tokio::task::spawn_blocking(move || ate_sys::in_new_namespaces(command)).await;
-        let mut child = child.map_err(std::io::Error::other).flatten().map_err(NodeError::io("start a worker"))?;
-        let birth = Birth { uid, pool: pool.key.clone(), pod: pod.to_owned(), pid: child.id() };
+        let mut child = ate_sys::in_new_namespaces(command).map_err(NodeError::io("start a worker"))?;
+        let birth = Birth { uid, pool: pool.key.clone(), pod, pid: child.id() };
         let _ = cgroup.child("agent").create(&Limits::default()).and_then(|()| cgroup.child("agent").add(child.id()));
-        std::fs::write(directory.join("worker.json"), serde_json::to_vec(&birth).expect("plain data"))
-            .map_err(NodeError::io("write down a worker"))?;
-        let up = async {
-            while !directory.join("link").join(ate_worker::INGRESS_SOCKET).exists() {
-                if let Ok(Some(status)) = child.try_wait() {
-                    let log = std::fs::read_to_string(directory.join("worker.log")).unwrap_or_default();
-                    return Err(NodeError::Worker(format!("{status}: {}", log.trim())));
-                }
-                tokio::time::sleep(Duration::from_millis(2)).await;
-            }
-            self.connect(&birth, &directory).await
-        };
-        let handle = match tokio::time::timeout(UP_WITHIN, up).await {
-            Ok(Ok(handle)) => handle,
-            failed => {
-                self.clean_up(Some(birth), directory).await;
-                return Err(failed
-                    .map_err(|_| NodeError::Worker("it took too long".into()))
-                    .and_then(|up| up)
-                    .err()
-                    .unwrap_or(NodeError::Worker("?".into())));
-            }
-        };
-        // Collected when it ends, so that it does not stay as a zombie.
-        std::thread::spawn(move || child.wait());
-        if let Some((report, _)) = handle.report().await {
-            let _ = self.events.send(NodeEvent::WorkerUp(report)).await;
+        let written = std::fs::write(directory.join("worker.json"), serde_json::to_vec(&birth).expect("plain data"));
+        if let Err(error) = written {
+            let _ = child.kill().and_then(|()| child.wait());
+            return Err(NodeError::io("write down a worker")(error));
         }
-        Ok(())
+        Ok((birth, child))
+    }
+
+    async fn come_up(
+        self: &Arc<Self>,
+        birth: &Birth,
+        directory: &Path,
+        child: &mut Child,
+    ) -> Result<Arc<Handle>, NodeError> {
+        while !directory.join("link").join(ate_worker::INGRESS_SOCKET).exists() {
+            if let Ok(Some(status)) = child.try_wait() {
+                let log = std::fs::read_to_string(directory.join("worker.log")).unwrap_or_default();
+                return Err(NodeError::Worker(format!("{status}: {}", log.trim())));
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        self.connect(birth, directory).await
     }
 
     /// Removes what a worker has left, off the reactor.
@@ -434,13 +469,13 @@ impl Node {
     fn clean_up_now(&self, birth: Option<&Birth>, directory: &Path) {
         if let Some(birth) = birth {
             end(birth);
-            let cgroup = self.cgroup(birth.uid);
-            for _ in 0..100 {
-                if cgroup.remove().is_ok() {
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(10));
+        }
+        let cgroup = self.cgroup(directory);
+        for _ in 0..100 {
+            if cgroup.remove().is_ok() {
+                break;
             }
+            std::thread::sleep(Duration::from_millis(10));
         }
         let _ = std::fs::remove_dir_all(directory);
     }
@@ -546,6 +581,8 @@ impl Node {
     /// Ends every worker but those named, and removes what is left of them. The others wait for the next node.
     pub async fn stop(self: &Arc<Self>, kept: &[WorkerUid]) {
         self.stopping.cancel();
+        // From here on none is started, and one that was about to be is known or gone.
+        drop(self.starting.lock().await);
         let handles: Vec<_> = self.workers.lock().drain().map(|(_, handle)| handle).collect();
         let handles: Vec<_> = handles.into_iter().filter(|handle| !kept.contains(&handle.birth.uid)).collect();
         for handle in &handles {
@@ -588,3 +625,6 @@ fn end(birth: &Birth) {
         tracing::warn!(worker = %birth.uid, pid = birth.pid, "a worker was killed and has not ended yet");
     }
 }
+
+#[cfg(test)]
+mod tests;

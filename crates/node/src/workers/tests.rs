@@ -1,0 +1,70 @@
+use std::os::unix::fs::PermissionsExt;
+
+use ate_name::NodeName;
+
+use super::*;
+use crate::Config;
+
+/// A node whose workers never come up.
+fn node(directory: &Path) -> Arc<Node> {
+    let program = directory.join("program");
+    std::fs::write(&program, "#!/bin/sh\nwhile :; do sleep 1; done\n").unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let config = Config {
+        name: NodeName::new("n"),
+        directory: directory.join("node"),
+        worker_program: program,
+        build: "test".to_owned(),
+        instance_key: [7; 32],
+        activations_at_once: 1,
+        storage: None,
+        image_budget: u64::MAX,
+        copy_budget: u64::MAX,
+        asset_budget: u64::MAX,
+        door: None,
+        registry_config: None,
+    };
+    Node::open(config).unwrap().0
+}
+
+fn pool(workers: usize) -> Pool {
+    Pool { key: ObjectKey::new("demo", "small"), workers, memory_limit: None, cpu_limit_millis: None }
+}
+
+/// Those that are written down.
+fn born(node: &Node) -> Vec<Birth> {
+    let entries = std::fs::read_dir(node.config.directory.join("workers")).unwrap();
+    let births = entries.filter_map(|entry| std::fs::read(entry.unwrap().path().join("worker.json")).ok());
+    births.filter_map(|birth| serde_json::from_slice(&birth).ok()).collect()
+}
+
+fn is_there(birth: &Birth) -> bool {
+    let cmdline = std::fs::read(format!("/proc/{}/cmdline", birth.pid)).unwrap_or_default();
+    String::from_utf8_lossy(&cmdline).contains(&birth.uid.to_string())
+}
+
+#[tokio::test]
+async fn a_worker_that_is_being_started_does_not_outlive_a_node_that_stops() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let node = node(directory.path());
+    node.set_pools(vec![pool(2)]);
+    let keeping = tokio::spawn(Arc::clone(&node).keep_workers());
+    while born(&node).is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let births = born(&node);
+    assert!(births.iter().all(is_there));
+
+    node.stop(&[]).await;
+    let left: Vec<_> = births.iter().filter(|birth| is_there(birth)).collect();
+    left.iter().for_each(|birth| drop(kill(birth)));
+    assert!(left.is_empty(), "{left:?}");
+    assert!(std::fs::read_dir(node.config.directory.join("workers")).unwrap().next().is_none());
+    assert!(!node.instance_cgroup().exists());
+    keeping.await.expect("it ends, and starts no other");
+    assert!(std::fs::read_dir(node.config.directory.join("workers")).unwrap().next().is_none());
+}

@@ -413,17 +413,14 @@ impl Worker {
                 std::future::pending::<()>().await;
             };
             let exit = tokio::select! {
-                exit = tenant.sandbox.ended() => exit,
+                exit = tenant.ended() => exit,
                 () = freezing => return,
             };
-            let (actor, generation) = (tenant.identity.uid, tenant.identity.generation);
-            // Gone by our own hand, or by its own?
-            if worker.tenant(actor, generation).is_none() || tenant.is_leaving() {
-                return;
+            if let Some(exit) = exit {
+                worker.vacate(&tenant);
+                let Identity { uid: actor, generation, .. } = tenant.identity;
+                worker.events.send(Event::Ended { actor, generation, exit });
             }
-            let _ = tenant.destroy().await;
-            worker.vacate(&tenant);
-            worker.events.send(Event::Ended { actor, generation, exit });
         });
     }
 
@@ -475,7 +472,6 @@ impl Worker {
             Ok(bytes) => bytes,
             // Not saved and not alive: what is left of it must not keep the worker from others.
             Err(refusal @ Refusal::Failed(_)) => {
-                let _ = tenant.destroy().await;
                 self.vacate(&tenant);
                 return Err(refusal);
             }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use ate_orders::{EgressRule, Hosted, Identity, Phase, chain};
+use ate_orders::{EgressRule, Exit, Hosted, Identity, Phase, chain};
 use ate_sandbox::{Sandbox, SandboxError};
 use ate_sys::Memory;
 use parking_lot::Mutex;
@@ -222,15 +222,26 @@ impl Tenant {
     }
 
     pub(crate) async fn destroy(&self) -> Result<(), SandboxError> {
-        let mut mode = self.mode.lock().await;
+        self.destroy_now(&mut *self.mode.lock().await).await
+    }
+
+    async fn destroy_now(&self, mode: &mut Mode) -> Result<(), SandboxError> {
         self.leaving.store(true, Ordering::SeqCst);
         self.connected.lock().cancel();
         *mode = Mode::Gone;
         self.sandbox.destroy().await
     }
 
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving.load(Ordering::SeqCst)
+    /// How the box ended, and nothing is left of it; `None`: by our own hand.
+    pub(crate) async fn ended(&self) -> Option<Exit> {
+        let exit = self.sandbox.ended().await;
+        // A save that is under way may succeed all the same. If it fails there is nobody who could stay.
+        let mut mode = self.mode.lock().await;
+        if *mode == Mode::Gone {
+            return None;
+        }
+        let _ = self.destroy_now(&mut mode).await;
+        Some(exit)
     }
 
     /// Cancelled when connections must end.
@@ -267,11 +278,12 @@ impl Leaving<'_> {
         phases.mark("kill");
     }
 
-    /// The save failed or was called off: the actor runs on. Gives back `why`, or why even that failed.
+    /// The save failed or was called off: the actor runs on. Gives back `why`, or why even that failed and it was ended.
     pub(crate) async fn stay(mut self, events: &Events, why: Refusal) -> Refusal {
         if *self.mode == Mode::Frozen
             && let Err(error) = self.tenant.thaw(&mut self.mode, events).await
         {
+            let _ = self.tenant.destroy_now(&mut self.mode).await;
             return Refusal::Failed(chain(&error));
         }
         // Thawed, or never frozen although it was said to be.
@@ -325,12 +337,16 @@ mod tests {
     use std::os::fd::{BorrowedFd, OwnedFd};
 
     use ate_name::{ActorKey, ActorUid, Generation, ObjectKey};
-    use ate_sandbox::{Exec, Exit, LinkConfig};
+    use ate_sandbox::{Exec, LinkConfig};
 
     use super::*;
 
-    /// A box in which nothing happens.
-    struct Still;
+    /// A box in which nothing happens but its end.
+    #[derive(Default)]
+    struct Still {
+        ended: CancellationToken,
+        ends_when_stopped: bool,
+    }
 
     #[async_trait::async_trait]
     impl Sandbox for Still {
@@ -341,7 +357,12 @@ mod tests {
             Ok(())
         }
         async fn freeze(&self) -> Result<(), SandboxError> {
-            Ok(())
+            if !self.ends_when_stopped {
+                return Ok(());
+            }
+            self.ended.cancel();
+            tokio::task::yield_now().await;
+            Err(SandboxError::Ended(Exit::Code(3)))
         }
         async fn thaw(&self) -> Result<(), SandboxError> {
             Ok(())
@@ -353,7 +374,8 @@ mod tests {
             std::future::pending().await
         }
         async fn ended(&self) -> Exit {
-            std::future::pending().await
+            self.ended.cancelled().await;
+            Exit::Code(3)
         }
         fn memory_bytes(&self) -> u64 {
             0
@@ -364,6 +386,10 @@ mod tests {
     }
 
     fn tenant() -> (Arc<Tenant>, Events) {
+        tenant_in(Still::default())
+    }
+
+    fn tenant_in(sandbox: Still) -> (Arc<Tenant>, Events) {
         let identity = Identity {
             uid: ActorUid::from_random([1; 16]),
             key: ActorKey::parse("space", "a").unwrap(),
@@ -371,7 +397,7 @@ mod tests {
             generation: Generation::new(1),
         };
         let events = Events(tokio::sync::broadcast::Sender::new(8));
-        (Tenant::new(identity, Box::new(Still), vec![80], Vec::new(), serde_json::Value::Null), events)
+        (Tenant::new(identity, Box::new(sandbox), vec![80], Vec::new(), serde_json::Value::Null), events)
     }
 
     #[tokio::test]
@@ -381,7 +407,7 @@ mod tests {
         let visit = tenant.enter(&events).await.unwrap().expect("it runs");
         let left = tenant.leave(true, &events, &mut Phases::start()).await;
         assert!(matches!(left, Err(Refusal::Aborted)));
-        assert!(!connected.is_cancelled() && !tenant.is_leaving());
+        assert!(!connected.is_cancelled());
         let second = tenant.enter(&events).await.unwrap();
         assert!(second.is_some(), "and others are let in");
 
@@ -422,5 +448,25 @@ mod tests {
         let why = leaving.stay(&events, Refusal::Aborted).await;
         assert!(matches!(why, Refusal::Aborted));
         assert!(tenant.enter(&events).await.unwrap().is_some(), "it stays after all");
+    }
+
+    #[tokio::test]
+    async fn an_actor_that_ends_while_it_is_being_saved_has_ended() {
+        let (tenant, events) = tenant_in(Still { ends_when_stopped: true, ..Still::default() });
+        let saving = async { tenant.leave(false, &events, &mut Phases::start()).await.err() };
+        let (saved, ended) = tokio::join!(saving, tenant.ended());
+        assert!(matches!(saved, Some(Refusal::NotSaved(_))), "{saved:?}");
+        assert_eq!(ended, Some(Exit::Code(3)));
+        assert!(tenant.enter(&events).await.unwrap().is_none(), "nobody waits for it");
+    }
+
+    #[tokio::test]
+    async fn an_actor_that_is_ended_has_not_ended_by_itself() {
+        let ended = CancellationToken::new();
+        let (tenant, events) = tenant_in(Still { ended: ended.clone(), ..Still::default() });
+        let leaving = tenant.leave(false, &events, &mut Phases::start()).await.expect("it runs");
+        ended.cancel();
+        leaving.gone(&mut Phases::start()).await;
+        assert_eq!(tenant.ended().await, None);
     }
 }

@@ -30,7 +30,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ate_name::{ActorUid, Generation, NodeName, ObjectKey, WorkerUid};
+use ate_name::{ActorUid, NodeName, ObjectKey, WorkerUid};
 use ate_orders::NodeEvent;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -108,8 +108,8 @@ pub struct Node {
     arrivals: tier::Flights<ActorUid>,
     /// One capture of an operation at a time.
     saves: tier::Flights<ate_name::OpId>,
-    /// The newest generation of each actor whose activation failed here.
-    spent: Mutex<HashMap<ActorUid, Generation>>,
+    /// Activations that failed or were called off here.
+    spent: Mutex<ate_orders::Spent>,
     host: host::HostFacts,
     logs: logs::Logs,
     workers: Mutex<HashMap<WorkerUid, Arc<workers::Handle>>>,

@@ -32,9 +32,6 @@ const PLATFORM: &str = "systrap";
 /// Room beyond what the sandbox uses, for the parts of an image that are not memory.
 const IMAGE_SLACK: usize = 8 << 20;
 
-/// Actors remembered whose activation failed. A copy of the order is late by seconds; this many do not fail within them.
-const REMEMBERED: usize = 10_000;
-
 /// What a worker has given up and nobody has stored yet.
 #[derive(Debug)]
 pub(crate) struct InHand {
@@ -103,16 +100,11 @@ impl Node {
 
     /// This generation of the actor is over here, and all before it.
     fn never_again(&self, actor: ActorUid, generation: Generation) {
-        let mut spent = self.spent.lock();
-        if spent.len() >= REMEMBERED {
-            spent.clear();
-        }
-        let last = spent.entry(actor).or_insert(generation);
-        *last = generation.max(*last);
+        self.spent.lock().add(actor, generation);
     }
 
     fn is_spent(&self, actor: ActorUid, generation: Generation) -> bool {
-        self.spent.lock().get(&actor).is_some_and(|spent| *spent >= generation)
+        self.spent.lock().contains(actor, generation)
     }
 
     async fn bring_in(self: &Arc<Self>, order: Activate) -> Result<Activated, NodeError> {

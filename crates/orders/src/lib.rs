@@ -7,6 +7,7 @@
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod node;
+mod spent;
 mod workload;
 
 pub use node::{
@@ -14,6 +15,7 @@ pub use node::{
     NodeError, NodeEvent, NodeReport, Nodes, Output, Phase, Runtime, RuntimeAsset, SnapshotAt, SnapshotOrder, Source,
     Stored, WorkerReport,
 };
+pub use spent::Spent;
 pub use workload::{Container, EgressRule, Port, PortProtocol, Readyz, Workload};
 
 /// A node serves for so long after it asked to have its lease renewed, and then holds its actors. The control plane waits

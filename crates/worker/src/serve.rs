@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ate_name::{ActorUid, Generation, OpId};
 use ate_network::Interior;
-use ate_orders::{Identity, chain};
+use ate_orders::{Identity, Spent, chain};
 use ate_sandbox::{LinkConfig, Reaper, SandboxError};
 use ate_sys::Memory;
 use parking_lot::Mutex;
@@ -29,9 +29,6 @@ use crate::{Config, ORPHANED_AFTER, WorkerError, egress, identity, ingress, name
 
 /// News not yet told. A tenant produces one per freeze or thaw; a node that is this far behind asks for a report.
 const EVENT_BUFFER: usize = 256;
-
-/// Actors remembered that were here. An order is late by seconds; this many do not come and go within them.
-const REMEMBERED: usize = 10_000;
 
 /// How often a worker looks at its lease, and at its actor when the lease is over.
 const LEASE_LOOK: Duration = Duration::from_secs(1);
@@ -64,8 +61,8 @@ struct Slot {
     sink: Sink,
     captures: HashMap<OpId, CancellationToken>,
     retained: HashMap<OpId, Retained>,
-    /// The newest generation of each actor that was tried here: an order that comes late, or twice, must not try again.
-    been_here: HashMap<ActorUid, Generation>,
+    /// Who was tried here: an order that comes late, or twice, must not try again.
+    been_here: Spent,
 }
 
 /// What was captured and is not known to be stored.
@@ -310,17 +307,14 @@ impl Worker {
                 _ => {}
             }
             let Identity { uid, generation, .. } = activate.identity;
-            if slot.been_here.get(&uid).is_some_and(|been| *been >= generation) {
+            if slot.been_here.contains(uid, generation) {
                 return Err(Refusal::Stale);
             }
             let Some(warm) = slot.warm.get_mut(&activate.kind).and_then(Vec::pop) else {
                 return Err(Refusal::NotPrepared);
             };
             slot.taken = true;
-            if slot.been_here.len() >= REMEMBERED {
-                slot.been_here.clear();
-            }
-            slot.been_here.insert(uid, generation);
+            slot.been_here.add(uid, generation);
             warm
         };
         match self.bring_up(&activate, &warm, fds).await {

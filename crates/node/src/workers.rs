@@ -238,14 +238,13 @@ impl Node {
     async fn connect(self: &Arc<Self>, birth: &Birth, directory: &Path) -> Result<Arc<Handle>, NodeError> {
         let (link, events) =
             WorkerLink::connect(&directory.join("link")).await.map_err(NodeError::io("reach the worker"))?;
-        let report = tokio::time::timeout(ANSWERS_WITHIN, link.call(link::Command::Report, &[])).await;
-        let report = match report {
-            Ok(Ok(Answer::Report(report))) => report,
-            _ => return Err(NodeError::Worker("it does not answer".into())),
-        };
+        let ask = async |command| tokio::time::timeout(ANSWERS_WITHIN, link.call(command, &[])).await;
+        let deaf = || NodeError::Worker("it does not answer".into());
+        let Ok(Ok(Answer::Report(report))) = ask(link::Command::Report).await else { return Err(deaf()) };
         if report.build != self.config.build {
             return Err(NodeError::Worker(format!("it is of build {}", report.build)));
         }
+        let Ok(Ok(Answer::Memo(memo))) = ask(link::Command::Memo).await else { return Err(deaf()) };
         let handle = Arc::new(Handle {
             birth: birth.clone(),
             directory: directory.to_owned(),
@@ -257,7 +256,7 @@ impl Node {
         for kind in &report.warm {
             handle.add_box(kind, None);
         }
-        if let (Some(hosted), Ok(memo)) = (&report.hosted, serde_json::from_value::<Memo>(report.memo)) {
+        if let (Some(hosted), Ok(memo)) = (&report.hosted, serde_json::from_value::<Memo>(memo)) {
             handle.host(&hosted.identity, &memo.ran, &memo.workload);
         }
         for op in &report.retained {

@@ -63,6 +63,8 @@ pub enum Command {
     Serve { until: Duration },
     /// Say what is here.
     Report,
+    /// Say again what the node said about whoever is hosted.
+    Memo,
     /// End everything, then exit.
     Stop,
 }
@@ -137,11 +139,18 @@ pub enum Said {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Answer {
     Done,
-    Activated { phases: Vec<Phase> },
-    Captured { image_bytes: u64, phases: Vec<Phase> },
+    Activated {
+        phases: Vec<Phase>,
+    },
+    Captured {
+        image_bytes: u64,
+        phases: Vec<Phase>,
+    },
     Recalled(Recalled),
     Exited(Exit),
     Report(Box<Report>),
+    /// The node's own words; null if nobody is hosted.
+    Memo(serde_json::Value),
 }
 
 /// Why a worker did not do as told.
@@ -169,8 +178,6 @@ pub struct Report {
     pub worker: WorkerUid,
     pub build: String,
     pub hosted: Option<Hosted>,
-    /// The node's own words about whoever is hosted.
-    pub memo: serde_json::Value,
     pub warm: Vec<BoxKind>,
     /// Captures that nobody has said are stored.
     pub retained: Vec<OpId>,

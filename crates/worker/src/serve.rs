@@ -228,6 +228,7 @@ impl Worker {
                 Ok(Answer::Done)
             }
             Command::Report => Ok(Answer::Report(Box::new(self.report()))),
+            Command::Memo => Ok(Answer::Memo(self.occupant().map(|tenant| tenant.memo.clone()).unwrap_or_default())),
             Command::Stop => {
                 let (tenant, warm) = {
                     let mut slot = self.slot.lock();
@@ -258,7 +259,6 @@ impl Worker {
             worker: self.config.uid,
             build: self.config.build.clone(),
             hosted: slot.tenant.as_ref().map(|tenant| tenant.hosted()),
-            memo: slot.tenant.as_ref().map(|tenant| tenant.memo.clone()).unwrap_or_default(),
             warm: slot.warm.iter().filter(|(_, boxes)| !boxes.is_empty()).map(|(kind, _)| kind.clone()).collect(),
             retained: slot.retained.keys().copied().collect(),
         }

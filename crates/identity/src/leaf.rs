@@ -90,7 +90,8 @@ impl Rotating {
             match issue(&self.authority, &self.leaf, now, &self.provider) {
                 Ok(issued) => *current = issued,
                 Err(error) => {
-                    tracing::error!(role = %self.leaf.role, %error, "cannot renew a certificate, the old one stays")
+                    let error: &dyn std::error::Error = &error;
+                    tracing::error!(role = %self.leaf.role, error, "cannot renew a certificate, the old one stays")
                 }
             }
         }

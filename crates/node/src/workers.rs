@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_name::{ActorUid, Generation, ObjectKey, OpId, TemplateUid, WorkerUid};
-use ate_orders::{Hosted, Identity, Ingress, NodeEvent, WorkerReport, Workload};
+use ate_orders::{Hosted, Identity, Ingress, NodeEvent, WorkerReport, Workload, chain};
 use ate_sys::{Cgroup, Limits, SocketPath};
 use ate_worker::WorkerLink;
 use ate_worker::link::{self, Answer, BoxKind};
@@ -43,6 +43,9 @@ const STOP_WITHIN: Duration = Duration::from_secs(5);
 
 /// A process that was killed has ended by then, unless the kernel is stuck with it.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
+
+/// Lines of the log of a worker that did not come up. The last one says why; the rest is what led there.
+const LAST_WORDS: usize = 10;
 
 /// After a worker that could not be started, the next try; doubles each time, this often.
 const RESTART_FIRST: Duration = Duration::from_millis(250);
@@ -227,7 +230,8 @@ impl Node {
                 None => Err(NodeError::Worker("it was never up".into())),
             };
             if let Err(error) = alive {
-                tracing::info!(worker = %path.display(), %error, "cleaning up after a worker");
+                let pod = birth.as_ref().map(|birth| format!("{} of {}", birth.pod, birth.pool));
+                tracing::info!(worker = %path.display(), pod, error = chain(&error), "cleaning up after a worker");
                 self.clean_up(birth, path).await;
             }
         });
@@ -326,27 +330,19 @@ impl Node {
         let mut failures = 0;
         loop {
             let wanted = pools.borrow_and_update().clone();
-            let wait = match self.fill(&wanted).await {
-                Ok(()) => {
-                    failures = 0;
-                    None
-                }
-                Err(error) => {
-                    tracing::error!(%error, "a worker could not be started");
-                    failures = (failures + 1).min(RESTART_STEPS);
-                    Some(RESTART_FIRST * 2_u32.pow(failures))
-                }
-            };
+            failures = if self.fill(&wanted).await { 0 } else { (failures + 1).min(RESTART_STEPS) };
             tokio::select! {
                 () = self.stopping.cancelled() => return,
                 changed = pools.changed() => if changed.is_err() { return },
                 () = self.missing.notified() => {}
-                () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => {}
+                () = tokio::time::sleep(RESTART_FIRST * 2_u32.pow(failures)), if failures > 0 => {}
             }
         }
     }
 
-    async fn fill(self: &Arc<Self>, pools: &[Pool]) -> Result<(), NodeError> {
+    /// `false`: a worker could not be started.
+    async fn fill(self: &Arc<Self>, pools: &[Pool]) -> bool {
+        let mut filled = true;
         for pool in pools {
             let here = |handle: &&Arc<Handle>| handle.birth.pool == pool.key;
             let mut have: BTreeSet<String> =
@@ -360,14 +356,21 @@ impl Node {
                 };
                 index += 1;
                 if self.stopping.is_cancelled() || *self.pools.borrow() != *pools {
-                    return Ok(());
+                    return true;
                 }
-                if have.insert(pod.clone()) {
-                    self.start(pool, &pod).await?;
+                if have.insert(pod.clone())
+                    && let Err(error) = self.start(pool, &pod).await
+                {
+                    if !self.stopping.is_cancelled() {
+                        tracing::error!(pool = %pool.key, pod, error = chain(&error), "a worker could not be started");
+                    }
+                    // Others of this pool would fare no better; those of the next may.
+                    filled = false;
+                    break;
                 }
             }
         }
-        Ok(())
+        filled
     }
 
     async fn start(self: &Arc<Self>, pool: &Pool, pod: &str) -> Result<(), NodeError> {
@@ -392,7 +395,7 @@ impl Node {
         };
         let up = tokio::select! {
             up = tokio::time::timeout(UP_WITHIN, self.come_up(&birth, &directory, &mut child)) => {
-                up.unwrap_or_else(|_| Err(NodeError::Worker("it took too long".into())))
+                up.unwrap_or_else(|_| Err(silent(uid, &format!("is not up after {} s", UP_WITHIN.as_secs()), &directory)))
             }
             () = self.stopping.cancelled() => Err(NodeError::Worker("the node is stopping".into())),
         };
@@ -450,8 +453,7 @@ impl Node {
     ) -> Result<Arc<Handle>, NodeError> {
         while !directory.join("link").join(ate_worker::INGRESS_SOCKET).exists() {
             if let Ok(Some(status)) = child.try_wait() {
-                let log = std::fs::read_to_string(directory.join("worker.log")).unwrap_or_default();
-                return Err(NodeError::Worker(format!("{status}: {}", log.trim())));
+                return Err(silent(birth.uid, &format!("ended with {status}"), directory));
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
@@ -600,6 +602,15 @@ impl Node {
             tracing::warn!("the node still waits for a worker that is gone");
         }
     }
+}
+
+/// With the last that the worker said: its log goes with it.
+fn silent(worker: WorkerUid, why: &str, directory: &Path) -> NodeError {
+    let log = std::fs::read_to_string(directory.join("worker.log")).unwrap_or_default();
+    let mut last: Vec<&str> = log.trim().lines().rev().take(LAST_WORDS).collect();
+    last.reverse();
+    let said = if last.is_empty() { "nothing".to_owned() } else { last.join("\n") };
+    NodeError::Worker(format!("{worker} {why}, and its log says: {said}"))
 }
 
 /// Kills a worker and with it all it started. The pid may have become somebody else's: the command line tells. What is returned

@@ -27,8 +27,8 @@ fn node(directory: &Path) -> Arc<Node> {
     Node::open(config).unwrap().0
 }
 
-fn pool(workers: usize) -> Pool {
-    Pool { key: ObjectKey::new("demo", "small"), workers, memory_limit: None, cpu_limit_millis: None }
+fn pool(name: &str) -> Pool {
+    Pool { key: ObjectKey::new("demo", name), workers: 2, memory_limit: None, cpu_limit_millis: None }
 }
 
 /// Those that are written down.
@@ -51,7 +51,7 @@ async fn a_worker_that_is_being_started_does_not_outlive_a_node_that_stops() {
     }
     let directory = tempfile::tempdir().unwrap();
     let node = node(directory.path());
-    node.set_pools(vec![pool(2)]);
+    node.set_pools(vec![pool("small")]);
     let keeping = tokio::spawn(Arc::clone(&node).keep_workers());
     while born(&node).is_empty() {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -66,5 +66,25 @@ async fn a_worker_that_is_being_started_does_not_outlive_a_node_that_stops() {
     assert!(std::fs::read_dir(node.config.directory.join("workers")).unwrap().next().is_none());
     assert!(!node.instance_cgroup().exists());
     keeping.await.expect("it ends, and starts no other");
+    assert!(std::fs::read_dir(node.config.directory.join("workers")).unwrap().next().is_none());
+}
+
+#[tokio::test]
+async fn a_pool_whose_workers_cannot_be_started_does_not_keep_others_from_theirs() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let node = node(directory.path());
+    let impossible = Pool { cpu_limit_millis: Some(0), ..pool("impossible") };
+    node.set_pools(vec![impossible, pool("small")]);
+    let keeping = tokio::spawn(Arc::clone(&node).keep_workers());
+    while born(&node).is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(born(&node).iter().all(|birth| birth.pool.name == "small"));
+    node.stop(&[]).await;
+    keeping.await.expect("it ends");
     assert!(std::fs::read_dir(node.config.directory.join("workers")).unwrap().next().is_none());
 }

@@ -139,9 +139,11 @@ impl Node {
         laps.mark("load");
         self.ensure_box(&handle, &blueprint).await?;
         laps.mark("box");
-        let log = self
-            .logs
-            .append(order.identity.uid)
+        let (node, actor) = (Arc::clone(self), order.identity.uid);
+        let log = tokio::task::spawn_blocking(move || node.logs.append(actor)).await;
+        let log = log
+            .map_err(std::io::Error::other)
+            .flatten()
             .map_err(|error| NodeError::Failed(format!("cannot open the log: {error}")))?;
         let mut fds: Vec<OwnedFd> = vec![log.into()];
         if let Some(memory) = &loaded.memory {
@@ -339,16 +341,13 @@ impl Node {
             other => other,
         };
         let room = room.map_err(failed)?;
-        let memory = match order.full {
-            true => {
-                let (node, room) = (Arc::clone(self), usize::try_from(memory_bytes).unwrap_or(0) + IMAGE_SLACK);
-                let memory = tokio::task::spawn_blocking(move || node.memories.take(room)).await;
-                Some(memory.map_err(std::io::Error::other).flatten().map_err(failed)?)
-            }
-            false => None,
-        };
-        let data = workload.durable_bytes.is_some();
-        let archive = if data { Some(self.snapshots.scratch_file().map_err(failed)?) } else { None };
+        let (full, data) = (order.full, workload.durable_bytes.is_some());
+        let (node, length) = (Arc::clone(self), usize::try_from(memory_bytes).unwrap_or(0) + IMAGE_SLACK);
+        let into = tokio::task::spawn_blocking(move || {
+            let memory = full.then(|| node.memories.take(length)).transpose()?;
+            Ok((memory, data.then(|| node.snapshots.scratch_file()).transpose()?))
+        });
+        let (memory, archive) = into.await.map_err(std::io::Error::other).flatten().map_err(failed)?;
         let mut fds = Vec::new();
         fds.extend(memory.as_ref().map(AsFd::as_fd));
         fds.extend(archive.as_ref().map(AsFd::as_fd));

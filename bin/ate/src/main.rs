@@ -20,6 +20,10 @@ use std::process::ExitCode;
 use ate_cli::{Global, Terminal};
 use clap::{CommandFactory, Parser, Subcommand};
 
+/// Small things made on one thread and dropped on another are most of what the control plane does.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 #[derive(Debug, Parser)]
 #[command(
     name = "ate",

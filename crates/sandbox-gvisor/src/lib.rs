@@ -1,8 +1,8 @@
 //! gVisor: boxes made by `runsc create` and driven over their control socket.
 //!
 //! The command line is used to create a box, ahead of need; everything on the path of a request or a suspend is a call on
-//! the control socket, which saves 30 to 45 ms each. The protocol belongs to a build of runsc, so [`KNOWN_BUILDS`] names
-//! the version labels it was tried with.
+//! the control socket, which saves 30 to 45 ms each. The protocol belongs to a build of runsc: the one that
+//! `runtime/build` names.
 //!
 //! What must stay so, because the contrary loses actors: a box is stopped with `Pause`, never with the cgroup freezer
 //! (thawing twice kills an idle sandbox); a checkpoint asks to resume, never to exit (a failed save would be the end);
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use ate_sandbox::{Capabilities, Driver, Exec, Exit, LinkConfig, Reaper, Sandbox, SandboxError, Spawned, Workload};
+use ate_sandbox::{Driver, Exec, Exit, LinkConfig, Reaper, Sandbox, SandboxError, Spawned, Workload};
 use ate_sys::{Cgroup, Memory};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::de::IgnoredAny;
@@ -24,9 +24,6 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use urpc::{CallError, Control};
-
-/// Version labels of the builds whose control protocol this driver speaks.
-pub const KNOWN_BUILDS: [&str; 1] = ["20260905"];
 
 /// `create` takes 0.1 s; on a machine that is out of memory or disk it can hang, and the slot with it.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -133,10 +130,6 @@ impl GvisorDriver {
 
 #[async_trait::async_trait]
 impl Driver for GvisorDriver {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities { freeze: true, full_snapshot: true }
-    }
-
     async fn prepare(
         &self,
         workload: &Workload,

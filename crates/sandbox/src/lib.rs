@@ -42,15 +42,6 @@ impl SandboxError {
     }
 }
 
-/// What a driver can do; the worker refuses what it cannot.
-#[derive(Clone, Copy, Debug)]
-pub struct Capabilities {
-    /// Keeps a stopped workload in memory.
-    pub freeze: bool,
-    /// Saves memory, not only files.
-    pub full_snapshot: bool,
-}
-
 /// A command to run inside a running box, on descriptors of the caller's.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct Exec {
@@ -62,8 +53,6 @@ pub struct Exec {
 
 #[async_trait::async_trait]
 pub trait Driver: Send + Sync {
-    fn capabilities(&self) -> Capabilities;
-
     /// A box that waits for its actor. `stdio` are the write ends that each container's output goes to.
     async fn prepare(
         &self,

@@ -108,18 +108,6 @@ impl Cgroup {
         std::fs::read_to_string(file).ok()?.trim().parse().ok()
     }
 
-    /// CPU time the group has used, in microseconds.
-    pub fn cpu_micros(&self) -> Option<u64> {
-        match self.version {
-            CgroupVersion::V1 => {
-                let nanos: u64 =
-                    std::fs::read_to_string(self.v1("cpuacct").join("cpuacct.usage")).ok()?.trim().parse().ok()?;
-                Some(nanos / 1000)
-            }
-            CgroupVersion::V2 => field(&self.v2().join("cpu.stat"), "usage_usec"),
-        }
-    }
-
     /// How many processes of the group the kernel has killed for want of memory.
     pub fn oom_kills(&self) -> u64 {
         let file = match self.version {

@@ -89,10 +89,6 @@ impl Memory {
         let at = NonNull::new(at.cast()).expect("mmap never returns null without MAP_FIXED");
         Ok(Mapping { at, len, memory: std::marker::PhantomData })
     }
-
-    pub fn into_fd(self) -> OwnedFd {
-        self.fd
-    }
 }
 
 impl AsFd for Memory {

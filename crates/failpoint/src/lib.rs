@@ -4,7 +4,7 @@
 //!   ATE_FAILPOINTS=wake.bound=3,node.stored=1      one in three times, every time
 //! ```
 //!
-//! Without the variable a place costs a look at a flag. The names are those of `docs/faults.md`.
+//! Without the variable a place costs a look at a flag. The names are listed in `docs/faults.md`.
 
 use std::sync::OnceLock;
 
@@ -73,5 +73,12 @@ mod tests {
     fn a_plan_names_places_and_chances() {
         let plan = parse("wake.bound=3,node.stored,nowhere=2,save.begun=0,");
         assert_eq!(plan, [("wake.bound".to_owned(), 3), ("node.stored".to_owned(), 1)]);
+    }
+
+    #[test]
+    fn every_place_is_in_the_list_that_people_read() {
+        let listed = include_str!("../../../docs/faults.md").lines().filter_map(|line| line.strip_prefix("| `"));
+        let listed: Vec<&str> = listed.filter_map(|line| Some(line.split_once('`')?.0)).collect();
+        assert_eq!(listed, ALL);
     }
 }

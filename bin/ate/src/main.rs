@@ -30,6 +30,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
     version,
     about = "Many stateful, sandboxed actors on few warm workers",
     after_help = "Begin with `ate dev`, which runs everything on this machine; then, in another terminal:\n  \
+                  demos/counter/pack \"$(command -v ate)\"   # makes its image, in a checkout\n  \
                   ate apply -f demos/counter --wait\n  \
                   ate create atespace demo\n  \
                   ate create actor my-counter -a demo -t demo/counter\n  \

@@ -6,14 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
-use ate_control::{Control, Replicas};
+use ate_control::Control;
 use ate_identity::{Identity, Role};
 use ate_name::NodeName;
 use ate_orders_grpc::RemoteNodes;
-use ate_store::{FeedLimits, Store};
-use ate_store_embedded::EmbeddedStore;
-use ate_store_postgres::PostgresStore;
 use futures::StreamExt;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -21,11 +17,8 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::local::{InstanceKeys, ThisWorld};
 use crate::machine::{self, any_ended, api_socket, asked_to_end, listen, make_directory};
 use crate::metrics::MetricsArgs;
+use crate::place::StoreArgs;
 use crate::runtime;
-
-/// How often replicas say that they live, and when one that does not is taken for dead.
-const BEAT: Duration = Duration::from_secs(1);
-const REPLICA_LEASE: Duration = Duration::from_secs(5);
 
 /// How often it is looked whether nodes have come or gone, and whether one that was not heard can be.
 const NODES_EVERY: Duration = Duration::from_millis(500);
@@ -38,11 +31,8 @@ const LAST_REQUESTS: Duration = Duration::from_secs(12);
     ate api --data-dir /var/lib/ate/a --store postgres://ate@db/ate --listen 127.0.0.1:8443\n  \
     ate api --data-dir /var/lib/ate/b --store postgres://ate@db/ate --listen 127.0.0.1:8444 --identity /var/lib/ate/a/identity")]
 pub(crate) struct ApiServerArgs {
-    /// Where everything is kept: `postgres://…` for several replicas, or a directory, which is for one
-    /// [default: `store` in the data directory]. Arguments can be read by everybody on a machine: put an address with a
-    /// password in it into the environment
-    #[arg(long, env = "ATE_STORE", hide_env_values = true, value_name = "WHERE")]
-    store: Option<String>,
+    #[command(flatten)]
+    store: StoreArgs,
     /// Where the API is served by TLS; it is also on a socket in the data directory
     #[arg(long, default_value = "127.0.0.1:8443", value_name = "ADDRESS")]
     listen: SocketAddr,
@@ -66,65 +56,14 @@ pub(crate) struct ApiServerArgs {
     metrics: MetricsArgs,
 }
 
-/// Either store, and how it is closed.
-enum Opened {
-    Embedded(Arc<EmbeddedStore>),
-    Postgres(Arc<PostgresStore>),
-}
-
-impl Opened {
-    async fn open(at: Option<&str>, data: &Path) -> anyhow::Result<Self> {
-        match at {
-            Some(url) if url.starts_with("postgres://") || url.starts_with("postgresql://") => {
-                let settings = ate_store_postgres::Settings::new(url.parse().context("--store")?);
-                Ok(Self::Postgres(Arc::new(PostgresStore::connect(settings).await?)))
-            }
-            directory => {
-                let directory = directory.map_or_else(|| data.join("store"), PathBuf::from);
-                let opened =
-                    tokio::task::spawn_blocking(move || EmbeddedStore::open(&directory, FeedLimits::default()));
-                Ok(Self::Embedded(Arc::new(opened.await??)))
-            }
-        }
-    }
-
-    fn store(&self) -> Arc<dyn Store> {
-        match self {
-            Self::Embedded(store) => store.clone(),
-            Self::Postgres(store) => store.clone(),
-        }
-    }
-
-    fn replicas(&self) -> Replicas {
-        match self {
-            Self::Embedded(_) => Replicas::Alone,
-            Self::Postgres(_) => Replicas::Several { beat: BEAT, lease: REPLICA_LEASE },
-        }
-    }
-
-    async fn stopped(&self) {
-        match self {
-            Self::Embedded(store) => store.stopped().await,
-            Self::Postgres(store) => store.stopped().await,
-        }
-    }
-
-    async fn close(self) -> anyhow::Result<()> {
-        match self {
-            Self::Embedded(store) => tokio::task::spawn_blocking(move || store.close()).await?,
-            Self::Postgres(store) => store.close().await,
-        }
-        Ok(())
-    }
-}
-
 pub(crate) async fn run(args: ApiServerArgs, data: &Path) -> anyhow::Result<()> {
+    let place = args.store.place(data)?;
     let directory = make_directory(data)?;
     let configs = runtime::shipped(args.runtime.as_deref())?;
     let identity = Identity::open(&args.identity.unwrap_or_else(|| directory.join("identity")))?;
     let listener = listen(args.listen, "--listen").await?;
     let at = listener.local_addr()?;
-    let opened = Opened::open(args.store.as_deref(), &directory).await?;
+    let opened = place.open().await?;
     let nodes = Arc::new(RemoteNodes::new(Arc::new(identity.client_config(Role::Api, Role::Node)?)));
     let settings = ate_control::Settings { replicas: opened.replicas(), ..Default::default() };
     let keys = Arc::new(InstanceKeys(identity.instance_key()));
@@ -154,7 +93,7 @@ pub(crate) async fn run(args: ApiServerArgs, data: &Path) -> anyhow::Result<()> 
 
     let ended = tokio::select! {
         asked = asked_to_end() => asked,
-        () = opened.stopped() => Err(anyhow::anyhow!("the store has stopped: see the log; nothing that was acknowledged is lost")),
+        error = opened.stopped() => Err(error),
         error = any_ended(&mut serving) => Err(error),
     };
     // What is under way goes on with another replica, or with the next start.

@@ -9,8 +9,6 @@ use ate_control::Control;
 use ate_identity::Identity;
 use ate_name::{NodeName, WorkerUid};
 use ate_node::{LocalNode, Node, Pool};
-use ate_store::FeedLimits;
-use ate_store_embedded::EmbeddedStore;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -20,6 +18,7 @@ use crate::machine::{
     make_directory, tend,
 };
 use crate::metrics::MetricsArgs;
+use crate::place::{Opened, Place};
 use crate::runtime;
 
 /// An unused connection to an actor is soon closed: an open one counts as use, and keeps the actor from being frozen.
@@ -65,7 +64,7 @@ pub(crate) struct DevArgs {
 struct Machine {
     control: Arc<Control>,
     node: Arc<Node>,
-    store: Arc<EmbeddedStore>,
+    store: Opened,
     socket: PathBuf,
     shutdown: CancellationToken,
     serving: Tasks,
@@ -77,7 +76,7 @@ pub(crate) async fn run(args: DevArgs, data: &Path) -> anyhow::Result<()> {
     let mut machine = Machine::start(&args, data).await?;
     let ended = tokio::select! {
         asked = asked_to_end() => asked,
-        () = machine.store.stopped() => Err(anyhow::anyhow!("the store has stopped: see the log; nothing that was acknowledged is lost")),
+        error = machine.store.stopped() => Err(error),
         error = any_ended(&mut machine.serving) => Err(error),
         error = any_ended(&mut machine.tending) => Err(error),
     };
@@ -94,14 +93,14 @@ impl Machine {
         let api = listen(args.api_listen, "--api-listen").await?;
         let (actors_at, api_at) = (actors.local_addr()?, api.local_addr()?);
         let identity = Identity::open(&directory.join("identity"))?;
-        let store = Arc::new(EmbeddedStore::open(&directory.join("store"), FeedLimits::default())?);
+        let store = Place::Directory(directory.join("store")).open().await?;
         let name = NodeName::new(host_name());
         let node_directory = directory.join("node");
         let (node, events) = args.resources.node(name.clone(), node_directory, &identity, &args.storage, None).await?;
         let nodes = Arc::new(LocalNode(Arc::clone(&node)));
         let keys = Arc::new(InstanceKeys(identity.instance_key()));
         let control =
-            Control::new(store.clone(), nodes.clone(), Arc::new(ThisWorld), keys, ate_control::Settings::default());
+            Control::new(store.store(), nodes.clone(), Arc::new(ThisWorld), keys, ate_control::Settings::default());
         control.start().await?;
         node.adopt().await;
         control.reconcile(&name).await?;
@@ -181,9 +180,7 @@ impl Machine {
         }
         // While the store's lock is still ours, and so the socket.
         let _ = std::fs::remove_file(&self.socket);
-        let store = Arc::clone(&self.store);
-        tokio::task::spawn_blocking(move || store.close()).await?;
-        Ok(())
+        self.store.close().await
     }
 }
 

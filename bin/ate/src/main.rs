@@ -9,6 +9,7 @@ mod machine;
 mod metrics;
 mod node;
 mod peers;
+mod place;
 mod router;
 mod runtime;
 mod store;

@@ -4,16 +4,17 @@ use std::error::Error;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::bail;
 use ate_backup::Backup;
 use ate_cli::Global;
 use ate_control::{Check, Findings, Named, Restoring, Summary};
-use ate_store::{Contents, Counts, Fault, IfOccupied, Mutation, Mutations, Revision};
-use ate_store_embedded::{LostTail, OpenError};
-use ate_store_postgres::{Schema, Settings};
+use ate_store::{Contents, Counts, IfOccupied, Mutation, Mutations, Revision};
+use ate_store_embedded::LostTail;
 use futures::StreamExt;
 use serde::Serialize;
 use tokio::sync::mpsc;
+
+use crate::place::{Place, StoreArgs};
 
 /// Mutations between the file and the store.
 const ON_THE_WAY: usize = 256;
@@ -55,16 +56,6 @@ Examples:
 }
 
 #[derive(Debug, clap::Args)]
-pub(crate) struct StoreArgs {
-    /// A store's directory, or postgres://user@host/database [default: `store` in --data-dir]
-    #[arg(long, env = "ATE_STORE", value_name = "WHERE", hide_env_values = true)]
-    store: Option<String>,
-    /// The schema of a store in PostgreSQL
-    #[arg(long, env = "ATE_STORE_SCHEMA", value_name = "NAME", default_value_t)]
-    schema: Schema,
-}
-
-#[derive(Debug, clap::Args)]
 pub(crate) struct CheckArgs {
     #[command(flatten)]
     store: StoreArgs,
@@ -92,87 +83,6 @@ pub(crate) struct RestoreArgs {
     store: StoreArgs,
 }
 
-enum Place {
-    Directory(PathBuf),
-    Database(Box<Settings>),
-}
-
-impl StoreArgs {
-    fn place(&self, global: &Global) -> anyhow::Result<Place> {
-        match self.store.as_deref() {
-            None => Ok(Place::Directory(global.data_dir.join("store"))),
-            Some(text) if text.contains("://") => {
-                let settings = Settings::new(text.parse().context("--store")?);
-                Ok(Place::Database(Box::new(Settings { schema: self.schema.clone(), ..settings })))
-            }
-            Some(path) => Ok(Place::Directory(path.into())),
-        }
-    }
-}
-
-impl std::fmt::Display for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Directory(path) => write!(f, "{}", path.display()),
-            Self::Database(settings) => write!(f, "{}, schema {}", settings.address, settings.schema),
-        }
-    }
-}
-
-impl Place {
-    async fn contents(&self, tail: LostTail) -> anyhow::Result<Contents> {
-        match self {
-            Self::Directory(path) => {
-                ate_store_embedded::contents(path, tail).await.map_err(|error| open_error(path, error))
-            }
-            Self::Database(settings) => Ok(ate_store_postgres::contents(settings).await?),
-        }
-    }
-
-    /// Tells where what was there before is now.
-    async fn load(
-        &self,
-        occupied: IfOccupied,
-        revision: Revision,
-        mutations: Mutations,
-    ) -> anyhow::Result<Option<PathBuf>> {
-        match self {
-            Self::Directory(path) => {
-                use ate_store_embedded::LoadError;
-                match ate_store_embedded::load(path, occupied, revision, mutations).await {
-                    Ok(loaded) => Ok(loaded.moved_aside),
-                    Err(LoadError::Open(error)) => Err(open_error(path, error)),
-                    Err(error) => Err(error.into()),
-                }
-            }
-            Self::Database(settings) => {
-                ate_store_postgres::load(settings, occupied, revision, mutations).await?;
-                Ok(None)
-            }
-        }
-    }
-}
-
-/// What a person can do about it, where the adapter cannot know.
-fn open_error(path: &Path, error: OpenError) -> anyhow::Error {
-    match error {
-        OpenError::InUse { holder, .. } => anyhow!(
-            "the store in {} is in use by process {holder}\n  stop that first (`ate dev` suspends its actors when it is told to end), and try again",
-            path.display()
-        ),
-        OpenError::Missing { .. } => anyhow!(
-            "there is no store in {}\n  name one with --store, or the directory that `ate dev` was given with --data-dir",
-            path.display()
-        ),
-        OpenError::Fault { source: Fault::Corrupt { reason }, .. } => anyhow!(
-            "the store in {} is damaged: {reason}\n  restore a backup: ate store restore <FILE> --store {} --replace",
-            path.display(),
-            path.display()
-        ),
-        other => other.into(),
-    }
-}
-
 pub(crate) async fn run(verb: StoreVerb, global: &Global) -> anyhow::Result<bool> {
     match verb {
         StoreVerb::Check(args) => check(&args, global).await,
@@ -183,12 +93,12 @@ pub(crate) async fn run(verb: StoreVerb, global: &Global) -> anyhow::Result<bool
 
 /// Returns whether nothing was found.
 async fn check(args: &CheckArgs, global: &Global) -> anyhow::Result<bool> {
-    let place = args.store.place(global)?;
+    let place = args.store.place(&global.data_dir)?;
     let Contents { revision, mut entries } = place.contents(LostTail::Refuse).await?;
     let (mut check, mut progress) = (Check::new(revision), Progress::new("checked"));
     let mut count = 0;
     while let Some(entry) = entries.next().await {
-        let entry = entry.map_err(|fault| read_error(&place, fault))?;
+        let entry = entry.map_err(|fault| place.read_error(fault))?;
         check.take(&entry);
         count += 1;
         progress.tell(count);
@@ -201,15 +111,6 @@ async fn check(args: &CheckArgs, global: &Global) -> anyhow::Result<bool> {
         None => show(&found, &place, revision)?,
     }
     Ok(sound)
-}
-
-fn read_error(place: &Place, fault: Fault) -> anyhow::Error {
-    match (place, fault) {
-        (Place::Directory(path), fault @ Fault::Corrupt { .. }) => {
-            open_error(path, OpenError::Fault { directory: path.clone(), source: fault })
-        }
-        (place, fault) => anyhow!("{place}: {fault}"),
-    }
 }
 
 fn show(found: &Findings, place: &Place, revision: Revision) -> std::io::Result<()> {
@@ -235,7 +136,7 @@ struct Made<'a> {
 }
 
 async fn backup(args: &BackupArgs, global: &Global) -> anyhow::Result<()> {
-    let place = args.store.place(global)?;
+    let place = args.store.place(&global.data_dir)?;
     let contents = place.contents(if args.accept_loss { LostTail::Accept } else { LostTail::Refuse }).await?;
     let mut progress = Progress::new("saved");
     let writer = format!("ate {} {}", env!("CARGO_PKG_VERSION"), crate::version::BUILT_FROM);
@@ -253,7 +154,7 @@ async fn backup(args: &BackupArgs, global: &Global) -> anyhow::Result<()> {
 }
 
 async fn restore(args: RestoreArgs, global: &Global) -> anyhow::Result<()> {
-    let place = args.store.place(global)?;
+    let place = args.store.place(&global.data_dir)?;
     let file = args.file.clone();
     let backup = tokio::task::spawn_blocking(move || Backup::open(&file)).await??;
     let restoring = Restoring::new(backup.header.time, backup.header.revision, jiff::Timestamp::now())?;

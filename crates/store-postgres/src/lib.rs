@@ -135,15 +135,18 @@ impl fmt::Debug for Shared {
 impl Shared {
     /// Looks at what the database says of itself. A schema that was moved on by a newer program must not be written by this
     /// one, and a database that knows less than was seen of it (restored from a backup, or failed over to a standby that
-    /// had not got everything) contradicts every cache that was filled from it. Both end this replica; a new process
-    /// begins from what is there. `seen` is from before the head was asked for: the feed moves on meanwhile.
+    /// had not got everything) contradicts every cache that was filled from it. Both end this replica. A new process
+    /// would begin from what is there, and give out generations a second time; a restore does not. `seen` is from before the head was asked for: the feed moves on meanwhile.
     fn check_head(&self, head: &Row, seen: Revision) -> Result<Revision, Trouble> {
         let layout: i32 = column(head, 0).map_err(Trouble::Wrong)?;
         let revision = Revision(unsigned(head, 1).map_err(Trouble::Wrong)?);
         let reason = if layout != KNOWN_LAYOUT {
             format!("the schema was moved on to layout {layout}, this program knows {KNOWN_LAYOUT}; use a newer one")
         } else if revision < seen {
-            format!("revision {seen} was seen, but the database is only at {revision}; restart to go on from there")
+            format!(
+                "revision {seen} was seen, but the database is only at {revision}: what was acknowledged in between is lost; stop \
+                 every replica, then restore a backup, or save what is left with `ate store backup` and restore that"
+            )
         } else {
             return Ok(revision);
         };
@@ -215,10 +218,11 @@ impl PostgresStore {
     }
 
     /// Resolves once nothing can be committed any more: the store was closed, or what the database holds contradicts what
-    /// this replica has seen of it. The owner of a store that it did not close ends the process then.
-    pub async fn stopped(&self) {
+    /// this replica has seen of it, which is told. The owner of a store that it did not close ends the process then.
+    pub async fn stopped(&self) -> Option<Fault> {
         // An error would mean that the sender is gone, but this very store holds it.
         let _ = self.shared.stopped.subscribe().wait_for(|stopped| *stopped).await;
+        self.shared.wrong.get().cloned()
     }
 }
 

@@ -219,7 +219,7 @@ async fn what_was_queued_before_the_close_is_committed_and_nothing_after() {
     }
     drop(waiting);
     store.close().await;
-    store.stopped().await;
+    assert_eq!(store.stopped().await, None, "nothing is wrong with it");
     unavailable(store.commit(put("late")).await);
     assert!(matches!(store.get(&key(Kind::Actor, "0")).await, Err(Fault::Unavailable { .. })));
     for _ in 0..10 {

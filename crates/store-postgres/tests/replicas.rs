@@ -206,7 +206,7 @@ async fn a_later_layout_is_refused_and_ends_those_who_do_not_know_it() {
     assert!(text.contains("layout 7") && text.contains("up to 1") && text.contains("newer program"), "{text}");
     let stopped = store.commit(put("b")).await.expect_err("it would be written wrongly");
     assert!(matches!(stopped, CommitError::Fault(Fault::Corrupt { .. })), "{stopped}");
-    store.stopped().await;
+    assert!(matches!(store.stopped().await, Some(Fault::Corrupt { reason }) if reason.contains("layout 7")));
     assert!(matches!(store.get(&actor("a")).await, Err(Fault::Corrupt { .. })));
     assert_eq!(server().sql(&format!("SELECT revision FROM {}.head", settings.schema)), "1", "nothing was written");
 }
@@ -221,7 +221,8 @@ async fn a_database_that_went_back_is_not_believed() {
     server().sql(&format!("UPDATE {0}.head SET revision = 1; DELETE FROM {0}.log WHERE revision = 2", settings.schema));
     let refused = store.commit(put("c")).await.expect_err("revision 2 was acknowledged").to_string();
     assert!(refused.contains("revision 2 was seen, but the database is only at 1"), "{refused}");
-    store.stopped().await;
+    let told = store.stopped().await.expect("it was not closed").to_string();
+    assert!(refused.contains(&told) && told.contains("restore"), "{told}");
     let next = connect(settings).await;
     assert_eq!(next.commit(put("c")).await.expect("begins from what is there").revision, Revision(2));
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::bail;
 use ate_control::Control;
 use ate_identity::{Identity, Role};
 use ate_name::NodeName;
@@ -15,16 +16,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::local::{InstanceKeys, ThisWorld};
-use crate::machine::{self, any_ended, api_socket, asked_to_end, listen, make_directory};
+use crate::machine::{self, Tasks, any_ended, api_socket, asked_to_end, listen, make_directory};
 use crate::metrics::MetricsArgs;
 use crate::place::StoreArgs;
 use crate::runtime;
 
 /// How often it is looked whether nodes have come or gone, and whether one that was not heard can be.
 const NODES_EVERY: Duration = Duration::from_millis(500);
-
-/// A client that does not end its call by then is not waited for.
-const LAST_REQUESTS: Duration = Duration::from_secs(12);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example, two replicas on one machine:\n  \
@@ -73,48 +71,42 @@ pub(crate) async fn run(args: ApiServerArgs, data: &Path) -> anyhow::Result<()> 
         runtime::ship(&control, config).await?;
     }
     let shutdown = CancellationToken::new();
-    let mut serving = tokio::task::JoinSet::new();
+    let (mut serving, mut tending) = (Tasks::new(), Tasks::new());
     let socket = directory.join(ate_cli::SOCKET);
     let secured = machine::secured(&identity, listener, &args.advertise, args.open)?;
     let listeners = ate_apiserver::Listeners { unix: api_socket(&socket)?, tls: Some(secured) };
-    let info = ate_apiserver::Info {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        build: crate::version::BUILT_FROM.to_owned(),
-        instance: identity.authority().instance().to_string(),
-        router_url: args.router_url,
-    };
+    let info = machine::info(&identity, args.router_url);
     let api = ate_apiserver::serve(Arc::clone(&control), nodes.clone(), info, listeners, shutdown.clone());
     serving.spawn(async move { Ok(api.await?) });
-    let attending = tokio::spawn(attend_nodes(Arc::clone(&control), nodes));
+    tending.spawn(attend_nodes(Arc::clone(&control), nodes));
     control.start_controllers();
     let counting = Arc::clone(&control);
-    args.metrics.serve(move || counting.samples()).await?;
+    args.metrics.serve(&mut tending, move || counting.samples()).await?;
     eprintln!("ate api is up: unix://{}, https://{at}", socket.display());
 
     let ended = tokio::select! {
         asked = asked_to_end() => asked,
         error = opened.stopped() => Err(error),
         error = any_ended(&mut serving) => Err(error),
+        error = any_ended(&mut tending) => Err(error),
     };
     // What is under way goes on with another replica, or with the next start.
     shutdown.cancel();
     control.stop().await;
-    attending.abort();
-    let served = async { while serving.join_next().await.is_some() {} };
-    if tokio::time::timeout(LAST_REQUESTS, served).await.is_err() {
-        eprintln!("some connections did not end in time and were cut");
-    }
-    let _ = std::fs::remove_file(&socket);
-    opened.close().await?;
+    drop(tending);
+    machine::end(serving, &socket, opened).await?;
     ended
 }
 
-/// Hears every node that has registered, and compares it with the store from time to time.
-async fn attend_nodes(control: Arc<Control>, nodes: Arc<RemoteNodes>) {
+/// Hears every node that has registered, and compares it with the store from time to time. Ends only if that has ended for one.
+async fn attend_nodes(control: Arc<Control>, nodes: Arc<RemoteNodes>) -> anyhow::Result<()> {
     let mut attended: HashMap<NodeName, [AbortOnDropHandle<()>; 2]> = HashMap::new();
     loop {
         let registered: HashMap<_, _> = control.registered_nodes().into_iter().collect();
         attended.retain(|node, _| registered.contains_key(node));
+        if let Some((node, _)) = attended.iter().find(|(_, tasks)| tasks.iter().any(AbortOnDropHandle::is_finished)) {
+            bail!("node {node} was no longer attended to: a panic is in the log");
+        }
         for (node, record) in registered {
             nodes.know(&node, &record.endpoint);
             attended.entry(node.clone()).or_insert_with(|| {

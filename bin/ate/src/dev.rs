@@ -30,9 +30,6 @@ const GRACE: Duration = Duration::from_secs(10);
 /// How often workers are counted when nothing has changed; those that are emptied are ended then, too.
 const SURPLUS_EVERY: Duration = Duration::from_secs(1);
 
-/// By then everything has been cut; a client that does not answer is not waited for.
-const LAST_REQUESTS: Duration = Duration::from_secs(12);
-
 #[derive(Debug, clap::Args)]
 pub(crate) struct DevArgs {
     /// Where actors are reached: http://<actor>.<atespace>.localhost:<port>/
@@ -121,12 +118,7 @@ impl Machine {
         });
         tend(&mut tending, feed(Arc::clone(&control), updates));
         let secured = machine::secured(&identity, api, &args.api_advertise, args.api_open)?;
-        let info = ate_apiserver::Info {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            build: crate::version::BUILT_FROM.to_owned(),
-            instance: identity.authority().instance().to_string(),
-            router_url: format!("http://localhost:{}", actors_at.port()),
-        };
+        let info = machine::info(&identity, format!("http://localhost:{}", actors_at.port()));
         let listeners =
             ate_apiserver::Listeners { unix: api_socket(&directory.join(ate_cli::SOCKET))?, tls: Some(secured) };
         let api = ate_apiserver::serve(Arc::clone(&control), nodes, info, listeners, shutdown.clone());
@@ -144,13 +136,15 @@ impl Machine {
         eprintln!("  actors  http://<actor>.<atespace>.localhost:{}/", actors_at.port());
         eprintln!("  API     unix://{}, https://{}", directory.join(ate_cli::SOCKET).display(), api_at);
         let counting = Arc::clone(&control);
-        args.metrics.serve(move || [counting.samples(), crate::metrics::of_router(&stats)].concat()).await?;
+        args.metrics
+            .serve(&mut tending, move || [counting.samples(), crate::metrics::of_router(&stats)].concat())
+            .await?;
         let socket = directory.join(ate_cli::SOCKET);
         Ok(Self { control, node, store, socket, shutdown, serving, tending })
     }
 
     /// Every actor is suspended first: the next start finds all of them where they were.
-    async fn stop(mut self) -> anyhow::Result<()> {
+    async fn stop(self) -> anyhow::Result<()> {
         eprintln!("stopping: suspending actors");
         self.shutdown.cancel();
         let kept: Vec<WorkerUid> = match self.control.suspend_all().await {
@@ -174,13 +168,7 @@ impl Machine {
         }
         self.control.stop().await;
         self.node.stop(&kept).await;
-        let served = async { while self.serving.join_next().await.is_some() {} };
-        if tokio::time::timeout(LAST_REQUESTS, served).await.is_err() {
-            eprintln!("some connections did not end in time and were cut");
-        }
-        // While the store's lock is still ours, and so the socket.
-        let _ = std::fs::remove_file(&self.socket);
-        self.store.close().await
+        machine::end(self.serving, &self.socket, self.store).await
     }
 }
 

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ate_blob::{Backend, Blobs, Provider, Settings};
@@ -15,6 +16,11 @@ use ate_sys::SocketPath;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
+
+use crate::place::Opened;
+
+/// Requests that are under way when a role ends have ten seconds to do so; a client that does not answer then is not waited for.
+const LAST_REQUESTS: Duration = Duration::from_secs(12);
 
 #[derive(Clone, Debug)]
 pub(crate) enum Storage {
@@ -172,6 +178,32 @@ pub(crate) async fn any_ended(serving: &mut Tasks) -> anyhow::Error {
         Some(Ok(Err(error))) => error,
         Some(Err(panic)) => panic.into(),
         _ => anyhow::anyhow!("a server ended without being told to"),
+    }
+}
+
+/// Waits for requests that are under way. All are cut by then but those of a client that does not answer.
+pub(crate) async fn last_requests(mut serving: Tasks) {
+    let served = async { while serving.join_next().await.is_some() {} };
+    if tokio::time::timeout(LAST_REQUESTS, served).await.is_err() {
+        eprintln!("some connections did not end in time and were cut");
+    }
+}
+
+/// The end of whoever serves the API from a store: the last requests, then the socket, then the store.
+pub(crate) async fn end(serving: Tasks, socket: &Path, store: Opened) -> anyhow::Result<()> {
+    last_requests(serving).await;
+    // While the data directory is still ours, and so the socket.
+    let _ = std::fs::remove_file(socket);
+    store.close().await
+}
+
+/// What the API says of itself.
+pub(crate) fn info(identity: &Identity, router_url: String) -> ate_apiserver::Info {
+    ate_apiserver::Info {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        build: crate::version::BUILT_FROM.to_owned(),
+        instance: identity.authority().instance().to_string(),
+        router_url,
     }
 }
 

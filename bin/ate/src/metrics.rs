@@ -10,7 +10,7 @@ use ate_control::Sample;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::machine::listen;
+use crate::machine::{Tasks, listen, tend};
 
 /// Whoever asks does so at once, and in few words.
 const ASKED_WITHIN: Duration = Duration::from_secs(5);
@@ -26,12 +26,16 @@ pub(crate) struct MetricsArgs {
 type Source = Arc<dyn Fn() -> Vec<Sample> + Send + Sync>;
 
 impl MetricsArgs {
-    /// Serves what `source` says, for as long as the process lives, if that is wanted.
-    pub(crate) async fn serve(&self, source: impl Fn() -> Vec<Sample> + Send + Sync + 'static) -> anyhow::Result<()> {
+    /// Serves what `source` says, as one of `tasks`, if that is wanted.
+    pub(crate) async fn serve(
+        &self,
+        tasks: &mut Tasks,
+        source: impl Fn() -> Vec<Sample> + Send + Sync + 'static,
+    ) -> anyhow::Result<()> {
         let Some(address) = self.metrics_listen else { return Ok(()) };
         let listener = listen(address, "--metrics-listen").await?;
         eprintln!("  metrics http://{}/metrics", listener.local_addr()?);
-        tokio::spawn(accept(listener, Arc::new(source)));
+        tend(tasks, accept(listener, Arc::new(source)));
         Ok(())
     }
 }

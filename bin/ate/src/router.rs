@@ -8,7 +8,7 @@ use ate_identity::Role;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::machine::{asked_to_end, identity_of, listen};
+use crate::machine::{Tasks, any_ended, asked_to_end, identity_of, last_requests, listen, tend};
 use crate::metrics::MetricsArgs;
 use crate::peers::{self, ApiArgs, Replicas};
 
@@ -38,14 +38,18 @@ pub(crate) async fn run(args: RouterArgs, data: &Path) -> anyhow::Result<()> {
     let shutdown = CancellationToken::new();
     let stats = Arc::<ate_router::Stats>::default();
     let (updates, updated) = mpsc::channel(64);
-    let following = tokio::spawn(peers::follow(Arc::clone(&replicas), updates));
+    let (mut serving, mut tending) = (Tasks::new(), Tasks::new());
+    tend(&mut tending, peers::follow(Arc::clone(&replicas), updates));
     let routing = ate_router::serve(vec![listener], config, replicas, updated, Arc::clone(&stats), shutdown.clone());
-    let routing = tokio::spawn(routing);
-    args.metrics.serve(move || crate::metrics::of_router(&stats)).await?;
+    tend(&mut serving, routing);
+    args.metrics.serve(&mut tending, move || crate::metrics::of_router(&stats)).await?;
     eprintln!("ate router is up: http://<actor>.<atespace>.localhost:{}/", at.port());
-    asked_to_end().await?;
+    let ended = tokio::select! {
+        asked = asked_to_end() => asked,
+        error = any_ended(&mut serving) => Err(error),
+        error = any_ended(&mut tending) => Err(error),
+    };
     shutdown.cancel();
-    routing.await?;
-    following.abort();
-    Ok(())
+    last_requests(serving).await;
+    ended
 }

@@ -7,6 +7,7 @@ use ate_actor::Intent;
 use ate_control::{Control, MAX_PAGE, usable};
 use ate_name::{ActorKey, ActorName, AtespaceName, Labels, NameError, ObjectKey};
 use ate_proto::ateapi::*;
+use ate_store::{Key, Kind};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use tonic::{Request, Response, Status};
@@ -138,7 +139,7 @@ impl control_server::Control for ControlService {
             Ok(0) => MAX_PAGE,
             Ok(size) => size,
         };
-        let after = page_token(&request.page_token)?;
+        let after = page_token(Kind::Actor, &request.page_token)?;
         let (actors, token) = self.0.list_actors(atespace.as_ref(), after.as_deref(), limit).await.map_err(status)?;
         Ok(Response::new(ListActorsResponse {
             actors: actors.iter().map(actor).collect(),
@@ -184,11 +185,30 @@ impl control_server::Control for ControlService {
 }
 
 /// Tokens are the last key of a page, so a list goes on where it was whatever has changed in between.
-pub(crate) fn page_token(token: &str) -> Result<Option<String>, Status> {
+pub(crate) fn page_token(kind: Kind, token: &str) -> Result<Option<String>, Status> {
     if token.is_empty() {
         return Ok(None);
     }
+    let path = URL_SAFE_NO_PAD.decode(token).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    // What no key can be no page ended with, and not every store could compare with it.
+    let path = path.filter(|path| Key::parse(kind, path).is_ok());
     let malformed = || Status::invalid_argument("page_token is malformed: use the one that the last page came with");
-    let bytes = URL_SAFE_NO_PAD.decode(token).map_err(|_| malformed())?;
-    String::from_utf8(bytes).map(Some).map_err(|_| malformed())
+    path.map(Some).ok_or_else(malformed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_that_no_page_came_with_is_refused() {
+        let token = |path: &[u8]| page_token(Kind::Actor, &URL_SAFE_NO_PAD.encode(path));
+        assert_eq!(token(b"demo/my-counter").expect("a key").as_deref(), Some("demo/my-counter"));
+        assert_eq!(page_token(Kind::Actor, "").expect("the first page"), None);
+        let long = [b'x'; 254];
+        for path in [&b"demo/a\0b"[..], b"\0", b"demo//a", b"/", b"\xff", &long] {
+            assert_eq!(token(path).expect_err("no key").code(), tonic::Code::InvalidArgument, "{path:?}");
+        }
+        assert_eq!(page_token(Kind::Actor, "no base64!").expect_err("no token").code(), tonic::Code::InvalidArgument);
+    }
 }

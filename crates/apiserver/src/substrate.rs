@@ -8,7 +8,9 @@ use ate_actor::Phase;
 use ate_control::{
     Applied, Asked, Assigned, AssignmentUpdate, Changed, Control, MAX_PAGE, Registration, Renewal, Versioned, usable,
 };
-use ate_name::{ActorKey, ActorName, AtespaceName, Generation, NodeName, ObjectKey, SessionId};
+use ate_name::{
+    ActorKey, ActorName, AtespaceName, Generation, NodeName, ObjectKey, SessionId, check_dns_label, check_dns_subdomain,
+};
 use ate_orders::{ExecOrder, Ingress, LogsOrder, Nodes, Output, PortProtocol};
 use ate_proto::ate::v1::*;
 use base64::Engine as _;
@@ -68,6 +70,14 @@ fn kind(text: &str) -> Result<ate_object::Kind, Status> {
     text.parse().map_err(|error: ate_object::UnknownKind| Status::invalid_argument(error.to_string()))
 }
 
+/// An object that is only looked up: a name that cannot be is one that is not there.
+fn object(kind: ate_object::Kind, namespace: String, name: String) -> Result<ObjectKey, Status> {
+    // One of the whole instance has none.
+    let possible = check_dns_subdomain(&name) && (namespace.is_empty() || check_dns_label(&namespace).is_ok());
+    let key = ObjectKey::new(namespace, name);
+    if possible { Ok(key) } else { Err(Status::not_found(format!("{} {key} not found", kind.as_str()))) }
+}
+
 #[tonic::async_trait]
 impl substrate_server::Substrate for SubstrateService {
     async fn apply(&self, request: Request<ApplyRequest>) -> Answer<ApplyResponse> {
@@ -97,7 +107,7 @@ impl substrate_server::Substrate for SubstrateService {
     async fn get_object(&self, request: Request<GetObjectRequest>) -> Answer<Object> {
         let request = request.into_inner();
         let kind = kind(&request.kind)?;
-        let wanted = ObjectKey::new(request.namespace, request.name);
+        let wanted = object(kind, request.namespace, request.name)?;
         let found = self
             .objects(kind)
             .into_iter()
@@ -116,8 +126,9 @@ impl substrate_server::Substrate for SubstrateService {
 
     async fn delete_object(&self, request: Request<DeleteObjectRequest>) -> Answer<DeleteObjectResponse> {
         let request = request.into_inner();
-        let name = ObjectKey::new(request.namespace, request.name);
-        self.control.delete_object(kind(&request.kind)?, &name).await.map_err(status)?;
+        let kind = kind(&request.kind)?;
+        let name = object(kind, request.namespace, request.name)?;
+        self.control.delete_object(kind, &name).await.map_err(status)?;
         Ok(Response::new(DeleteObjectResponse {}))
     }
 
@@ -332,7 +343,7 @@ impl substrate_server::Substrate for SubstrateService {
     async fn list_audit(&self, request: Request<ListAuditRequest>) -> Answer<ListAuditResponse> {
         let ListAuditRequest { page_size, page_token } = request.into_inner();
         let limit = if page_size == 0 { MAX_PAGE } else { page_size as usize };
-        let after = crate::control::page_token(&page_token)?;
+        let after = crate::control::page_token(ate_store::Kind::Meta, &page_token)?;
         let (entries, next) = self.control.list_audit(after.as_deref(), limit).await.map_err(status)?;
         let entries = entries.into_iter().map(|entry| AuditEntry {
             time: Some(timestamp(entry.time)),
@@ -350,7 +361,7 @@ impl substrate_server::Substrate for SubstrateService {
 
     async fn renew_node(&self, request: Request<RenewNodeRequest>) -> Answer<RenewNodeResponse> {
         let RenewNodeRequest { node, session, endpoint, leaving } = request.into_inner();
-        let name = ate_name::check_dns_subdomain(&node).then(|| NodeName::new(node));
+        let name = check_dns_subdomain(&node).then(|| NodeName::new(node));
         let (node, session) = name
             .zip(SessionId::parse(&session).ok())
             .ok_or_else(|| Status::invalid_argument("a node has a name that is a DNS name, and a session"))?;
@@ -526,4 +537,26 @@ fn state(control: &Control, versioned: &Versioned) -> ActorState {
 
 fn timestamp(time: jiff::Timestamp) -> prost_types::Timestamp {
     prost_types::Timestamp { seconds: time.as_second(), nanos: time.subsec_nanosecond() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_that_cannot_be_is_not_found_and_nobody_is_asked_for_it() {
+        let look = |namespace: &str, name: &str| {
+            object(ate_object::Kind::ActorTemplate, namespace.to_owned(), name.to_owned())
+        };
+        assert_eq!(look("demo", "counter").expect("it may be there"), ObjectKey::new("demo", "counter"));
+        assert_eq!(look("", "gvisor.default").expect("it may be there"), ObjectKey::new("", "gvisor.default"));
+        let long = "x".repeat(254);
+        for (namespace, name) in
+            [("demo", ""), ("demo", "a/b"), ("demo", "a\0b"), ("demo", &long), ("a/b", "c"), ("\0", "c"), ("-", "c")]
+        {
+            let refused = look(namespace, name).expect_err("it cannot be there");
+            assert_eq!(refused.code(), tonic::Code::NotFound, "{namespace:?} {name:?}");
+            assert!(refused.message().starts_with("ActorTemplate ") && refused.message().ends_with("not found"));
+        }
+    }
 }

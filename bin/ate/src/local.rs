@@ -57,7 +57,7 @@ impl Activator for InProcess {
                 None => ActivateError::Unavailable,
             },
             Code::DeadlineExceeded => ActivateError::DeadlineExceeded,
-            Code::ResourceExhausted => ActivateError::ResourceExhausted,
+            Code::ResourceExhausted => ActivateError::ResourceExhausted(error.text),
             Code::InvalidArgument | Code::AlreadyExists | Code::OutOfRange | Code::Internal => ActivateError::Internal,
         })
     }

@@ -154,7 +154,7 @@ impl Activator for Replicas {
             Code::NotFound => ActivateError::NotFound,
             Code::FailedPrecondition => ActivateError::FailedPrecondition(status.message().to_owned()),
             Code::DeadlineExceeded => ActivateError::DeadlineExceeded,
-            Code::ResourceExhausted => ActivateError::ResourceExhausted,
+            Code::ResourceExhausted => ActivateError::ResourceExhausted(status.message().to_owned()),
             Code::PermissionDenied => ActivateError::PermissionDenied,
             Code::Unauthenticated => ActivateError::Unauthenticated,
             Code::Unavailable | Code::Aborted | Code::Unknown | Code::Cancelled => match retry_after(&status) {

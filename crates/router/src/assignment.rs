@@ -87,8 +87,9 @@ pub enum ActivateError {
     PermissionDenied,
     #[error("unauthenticated")]
     Unauthenticated,
-    #[error("rate limited")]
-    ResourceExhausted,
+    /// The text names what is used up and what to do; it reaches the client.
+    #[error("rate limited: {0}")]
+    ResourceExhausted(String),
     #[error("internal error")]
     Internal,
 }

@@ -21,7 +21,12 @@ async fn each_way_not_to_be_activated_has_its_status_and_text() {
         (ActivateError::DeadlineExceeded, 504, "actor \"a\" request timed out", true),
         (ActivateError::PermissionDenied, 403, "actor \"a\" access denied", false),
         (ActivateError::Unauthenticated, 401, "actor \"a\" authentication required", false),
-        (ActivateError::ResourceExhausted, 429, "actor \"a\" rate limited", true),
+        (
+            ActivateError::ResourceExhausted("atespace b may have 2 actors running".into()),
+            429,
+            "actor \"a\" rate limited: atespace b may have 2 actors running",
+            true,
+        ),
         (ActivateError::Internal, 500, "error resuming actor \"a\"", false),
     ];
     for (error, status, text, again) in cases {

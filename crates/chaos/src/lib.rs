@@ -15,6 +15,7 @@ mod verdict;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,9 +23,11 @@ use std::time::{Duration, Instant};
 use ate_testkit::{Cluster, Shape, pool};
 use ate_testkit_minio::Minio;
 use ate_witness::Examined;
+use futures::FutureExt;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::faults::{Faults, Site};
 use crate::traffic::Traffic;
@@ -86,31 +89,46 @@ pub async fn run(plan: &Plan) -> anyhow::Result<Report> {
         client.create_counter(ATESPACE, &name).await;
     }
     let mut site = Site { cluster, minio };
-    let (traffic, stop) = (Arc::new(Traffic::new(&site.cluster)), CancellationToken::new());
-    let running = tokio::spawn(Arc::clone(&traffic).run(plan.seed, stop.clone()));
+    let traffic = Arc::new(Traffic::new(&site.cluster));
     let mut faults = Faults::new(StdRng::seed_from_u64(plan.seed));
+    match without_panic(ordeal(plan, &mut site, &mut faults, &traffic)).await {
+        Ok(examined) => Ok(Report { faults: faults.counts, examined, refused_suspends: traffic.refused_suspends() }),
+        Err(error) => {
+            let kept = match keep(&plan.evidence, &site.cluster, &traffic.seen(), faults.told()) {
+                Ok(()) => format!("what was seen and said is in {}", plan.evidence.display()),
+                Err(error) => {
+                    format!("what was seen and said could not be kept in {}: {error}", plan.evidence.display())
+                }
+            };
+            Err(error.context(format!("seed {}: {kept}", plan.seed)))
+        }
+    }
+}
+
+/// Traffic and faults, for as long as is planned; then the verdict.
+async fn ordeal(plan: &Plan, site: &mut Site, faults: &mut Faults, traffic: &Arc<Traffic>) -> anyhow::Result<Examined> {
+    let stop = CancellationToken::new();
+    let running = AbortOnDropHandle::new(tokio::spawn(Arc::clone(traffic).run(plan.seed, stop.clone())));
     let until = Instant::now() + plan.length;
     let mut inflicted = Ok(());
     while inflicted.is_ok() && Instant::now() < until {
-        inflicted = faults.inflict(&mut site).await;
+        inflicted = faults.inflict(site).await;
     }
     if inflicted.is_ok() {
-        faults.mend_all(&mut site).await;
+        faults.mend_all(site).await;
     }
     stop.cancel();
     running.await?;
-    let seen = traffic.seen();
-    let judged = match inflicted {
-        Ok(()) => verdict::judge(&mut site, &traffic, &seen).await,
-        Err(error) => Err(error),
-    };
-    match judged {
-        Ok(examined) => Ok(Report { faults: faults.counts, examined, refused_suspends: traffic.refused_suspends() }),
-        Err(error) => {
-            keep(&plan.evidence, &site.cluster, &seen, faults.told())?;
-            Err(error.context(format!("seed {}: what was seen and said is in {}", plan.seed, plan.evidence.display())))
-        }
-    }
+    inflicted?;
+    verdict::judge(site, traffic, &traffic.seen()).await
+}
+
+/// Whoever looks after the cluster asserts what it expects of it. That is a finding like any other, and its evidence is kept.
+async fn without_panic<T>(ordeal: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    AssertUnwindSafe(ordeal).catch_unwind().await.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        Err(anyhow::anyhow!("{}", text.unwrap_or("a panic without words")))
+    })
 }
 
 fn actors() -> impl Iterator<Item = String> {
@@ -128,4 +146,21 @@ fn keep(evidence: &Path, cluster: &Cluster, seen: &[ate_witness::Seen], faults: 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_assertion_that_fails_is_a_finding_with_its_words() {
+        let asserting = async {
+            tokio::task::yield_now().await;
+            assert!(std::process::id() == 0, "node-1 did not come up");
+            Ok(())
+        };
+        let found = without_panic(asserting).await.expect_err("it does not hold").to_string();
+        assert_eq!(found, "node-1 did not come up");
+        assert_eq!(without_panic(async { Ok(7) }).await.expect("it holds"), 7);
+    }
 }

@@ -1,7 +1,7 @@
 //! `mutate [SEEDS]`: puts bugs into the control plane on purpose, one at a time, and sees whether the simulation finds each.
 //!
 //! A copy of the workspace is changed, built and run; the tree itself is not touched. A change that no longer applies is an
-//! error, so the list cannot go stale in silence.
+//! error, so the list cannot go stale in silence; and so is a seed that fails without any change, which would find every bug.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -136,6 +136,9 @@ const MUTATIONS: &[Mutation] = &[
 /// The seeds of one mutation take a minute or two; a control plane that goes round in circles takes for ever.
 const HANGS_AFTER: &str = "15m";
 
+/// How `sim` ends that does not understand what it is asked for.
+const REFUSED: i32 = 2;
+
 /// What belongs to one of them only.
 const ALSO: &[Mutation] = &[Mutation {
     name: "a node is asked before the store is read",
@@ -148,12 +151,24 @@ fn main() -> ExitCode {
     let seeds = std::env::args().nth(1).unwrap_or_else(|| "1000".to_owned());
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("it is two levels down").to_owned();
     let copy = workspace.join("target/mutants");
+    match fails(&workspace, &copy, &[], &seeds) {
+        Ok(None) => println!("sound    without a change, {seeds} seeds"),
+        Ok(Some(said)) => {
+            eprintln!("error: it fails without a change, and so says nothing of bugs\n{said}");
+            return ExitCode::FAILURE;
+        }
+        Err(error) => {
+            eprintln!("error: without a change: {error}");
+            return ExitCode::FAILURE;
+        }
+    }
     let mut missed = 0;
     for mutation in MUTATIONS {
-        let found = find(&workspace, &copy, mutation, &seeds);
-        match found {
-            Ok(true) => println!("found    {}", mutation.name),
-            Ok(false) => {
+        let changes: Vec<&Mutation> =
+            [mutation].into_iter().chain(ALSO.iter().filter(|also| also.name == mutation.name)).collect();
+        match fails(&workspace, &copy, &changes, &seeds) {
+            Ok(Some(_)) => println!("found    {}", mutation.name),
+            Ok(None) => {
                 missed += 1;
                 println!("MISSED   {}", mutation.name);
             }
@@ -167,11 +182,11 @@ fn main() -> ExitCode {
     if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn find(workspace: &Path, copy: &Path, mutation: &Mutation, seeds: &str) -> Result<bool, String> {
+/// What the simulation says of a workspace with these changes, if it finds fault with it.
+fn fails(workspace: &Path, copy: &Path, changes: &[&Mutation], seeds: &str) -> Result<Option<String>, String> {
     refresh(workspace, copy)?;
-    apply(copy, mutation)?;
-    for also in ALSO.iter().filter(|also| also.name == mutation.name) {
-        apply(copy, also)?;
+    for change in changes {
+        apply(copy, change)?;
     }
     let cargo = |args: &[&str]| {
         Command::new("cargo")
@@ -189,7 +204,11 @@ fn find(workspace: &Path, copy: &Path, mutation: &Mutation, seeds: &str) -> Resu
     let mut run = Command::new("timeout");
     run.arg(HANGS_AFTER).arg(copy.join("target/release/sim")).args([seeds, "0", "--stop"]);
     let run = run.output().map_err(|error| error.to_string())?;
-    Ok(!run.status.success())
+    match run.status.code() {
+        Some(0) => Ok(None),
+        Some(REFUSED) => Err(format!("the simulation did not run: {}", String::from_utf8_lossy(&run.stderr).trim())),
+        _ => Ok(Some(format!("{}\n{}", run.status, String::from_utf8_lossy(&run.stderr).trim()))),
+    }
 }
 
 /// The sources as they are, beside the target directory of earlier runs.

@@ -7,12 +7,46 @@ use std::time::Instant;
 /// Seeds between two lines that say how far it is.
 const TELL_EVERY: u64 = 1000;
 
+const USAGE: &str = "usage: sim [--stop] [SEEDS [FIRST]]\n       sim --seed SEED";
+
+/// What is asked for.
+#[derive(Debug, PartialEq, Eq)]
+enum Asked {
+    One(u64),
+    Many { seeds: u64, first: u64, stop: bool },
+}
+
+impl Asked {
+    /// A word that is not understood is refused, and named: a run of other seeds than were meant would pass for one of these.
+    fn parse(words: &[String]) -> Result<Self, String> {
+        let (stop, words): (Vec<&str>, Vec<&str>) =
+            words.iter().map(String::as_str).partition(|&word| word == "--stop");
+        let number = |word: &str| word.parse::<u64>().map_err(|_| format!("{word:?} is no number"));
+        match words[..] {
+            ["--seed", seed] if stop.is_empty() => Ok(Self::One(number(seed)?)),
+            ["--seed", ..] => Err("--seed is followed by one number, and stands alone".to_owned()),
+            _ => {
+                if let Some(word) = words.get(2) {
+                    return Err(format!("{word:?} is one word too many"));
+                }
+                let at = |index: usize, usual| words.get(index).map_or(Ok(usual), |word| number(word));
+                let (seeds, first) = (at(0, 100)?, at(1, 0)?);
+                first.checked_add(seeds).ok_or_else(|| format!("there are not {seeds} seeds after {first}"))?;
+                Ok(Self::Many { seeds, first, stop: !stop.is_empty() })
+            }
+        }
+    }
+}
+
 fn main() {
-    let (options, args): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(|arg| arg == "--stop");
-    let number = |text: Option<&String>| text.and_then(|text| text.parse::<u64>().ok());
-    match args.first().map(String::as_str) {
-        Some("--seed") => one(number(args.get(1)).unwrap_or(0)),
-        _ => many(number(args.first()).unwrap_or(100), number(args.get(1)).unwrap_or(0), !options.is_empty()),
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match Asked::parse(&words) {
+        Ok(Asked::One(seed)) => one(seed),
+        Ok(Asked::Many { seeds, first, stop }) => many(seeds, first, stop),
+        Err(error) => {
+            eprintln!("error: {error}\n{USAGE}");
+            std::process::exit(2);
+        }
     }
 }
 
@@ -54,5 +88,25 @@ fn many(seeds: u64, first: u64, stop: bool) {
     println!("{seeds} seeds in {:.1} s, {failed} failed", begun.elapsed().as_secs_f64());
     if failed > 0 {
         std::process::exit(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_that_is_not_understood_is_refused_by_name() {
+        let parse = |text: &str| Asked::parse(&text.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(parse(""), Ok(Asked::Many { seeds: 100, first: 0, stop: false }));
+        assert_eq!(parse("10 5 --stop"), Ok(Asked::Many { seeds: 10, first: 5, stop: true }));
+        assert_eq!(parse("--seed 7"), Ok(Asked::One(7)));
+        for (text, word) in
+            [("1k", "1k"), ("10 x", "x"), ("--seed y", "y"), ("1 2 3", "3"), ("--sed 7", "--sed"), ("--seed", "--seed")]
+        {
+            let refused = parse(text).expect_err("it is not understood");
+            assert!(refused.contains(word), "{text}: {refused}");
+        }
+        assert!(parse(&format!("2 {}", u64::MAX)).is_err(), "the last seed would be past the end");
     }
 }

@@ -138,6 +138,12 @@ impl<'t> Session<'t> {
 
     /// One question to the server at most. It has been refused something already, so a failure here is not news.
     async fn advice(&mut self, refusal: &str) -> Option<String> {
+        // The words are the public API's, and leave open what to do.
+        if refusal.starts_with("ActorTemplate ") && refusal.ends_with(": Spec is immutable") {
+            return Some(
+                "a template never changes: apply it under another name, or delete its actors and it first".to_owned(),
+            );
+        }
         let target = self.target.take()?;
         if refusal == "no free workers available" {
             return Some("suspend another actor, or give its pool more replicas; see: ate get workers".to_owned());

@@ -251,7 +251,13 @@ impl substrate_server::Substrate for Fake {
         for json in request.documents {
             let read = ate_object::read_manifests("document", json.as_bytes(), "wrong").unwrap();
             let (kind, key) = (read.objects[0].kind().as_str(), read.objects[0].key());
-            let known = state.objects.iter().any(|object| object.kind == kind && object.name == key.name);
+            let known = state.objects.iter().find(|object| object.kind == kind && object.name == key.name);
+            if let Some(known) = known {
+                let before = ate_object::read_manifests("document", known.json.as_bytes(), "wrong").unwrap();
+                ate_object::check_update(&before.objects[0], &read.objects[0])
+                    .map_err(|error| Status::invalid_argument(error.to_string()))?;
+            }
+            let known = known.is_some();
             let result = if known { applied_object::Result::Unchanged } else { applied_object::Result::Created };
             if !known && !request.dry_run {
                 state.objects.push(object(kind, &key.namespace, &key.name, json));

@@ -75,6 +75,22 @@ async fn nothing_is_sent_if_any_file_is_wrong() {
 }
 
 #[tokio::test]
+async fn a_template_that_was_changed_is_refused_with_what_to_do() {
+    let (daemon, files) = (Daemon::start(), manifests());
+    let apply = format!("apply -f {}", files.path().display());
+    daemon.ate(&apply).await.ok();
+    let file = files.path().join("2-rest.yaml");
+    let changed = fs::read_to_string(&file).unwrap().replace("name: main", "name: other");
+    fs::write(&file, changed).unwrap();
+    let refused = daemon.ate(&apply).await.failed(1);
+    assert_eq!(
+        refused,
+        "error: ActorTemplate \"demo/counter\" is invalid: spec: Spec is immutable\n  a template never changes: apply it \
+         under another name, or delete its actors and it first\n"
+    );
+}
+
+#[tokio::test]
 async fn waiting_ends_when_templates_are_ready_or_one_has_failed() {
     let (mut daemon, files) = (Daemon::start(), manifests());
     let line = format!("apply -f {} --wait", files.path().display());

@@ -217,10 +217,18 @@ async fn apply(ate: &Path, data: &Path, manifests: &Path) -> anyhow::Result<()> 
     let mut command = tokio::process::Command::new(ate);
     command.args(["apply", "--wait", "-f"]).arg(manifests).arg("--data-dir").arg(data).kill_on_drop(true);
     let output = command.output().await.with_context(|| format!("cannot run {}", ate.display()))?;
-    if !output.status.success() {
-        bail!("`ate apply` failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    if output.status.success() {
+        return Ok(());
     }
-    Ok(())
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("Spec is immutable") {
+        bail!(
+            "the state in {0} was made with another version of the demo\n  remove it (rm -r {0}), or keep this one's elsewhere: \
+             make demo DATA=<another directory>",
+            data.display()
+        );
+    }
+    bail!("`ate apply` failed: {}", said.trim());
 }
 
 /// Keeps `demo.wakes` up to date for as long as the server answers.

@@ -21,7 +21,9 @@ pub enum OpenError {
     TooNew { directory: PathBuf, found: u32 },
     #[error("there is no store in {directory}")]
     Missing { directory: PathBuf },
-    #[error("{directory} is not a store: {reason}")]
+    #[error(
+        "{directory} is not a store: {reason}; choose another directory, or remove this one if a restore was cut off in it"
+    )]
     NotAStore { directory: PathBuf, reason: String },
     #[error("cannot open the store in {directory}")]
     Fault { directory: PathBuf, source: Fault },

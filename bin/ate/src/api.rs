@@ -82,6 +82,7 @@ pub(crate) async fn run(args: ApiServerArgs, data: &Path) -> anyhow::Result<()> 
     control.start_controllers();
     let counting = Arc::clone(&control);
     args.metrics.serve(&mut tending, move || counting.samples()).await?;
+    machine::mind(&mut tending, &control);
     eprintln!("ate api is up: unix://{}, https://{at}", socket.display());
 
     let ended = tokio::select! {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use ate_control::Control;
 use ate_identity::Identity;
 use ate_name::{NodeName, WorkerUid};
@@ -91,7 +92,7 @@ impl Machine {
         let (actors_at, api_at) = (actors.local_addr()?, api.local_addr()?);
         let identity = Identity::open(&directory.join("identity"))?;
         let store = Place::Directory(directory.join("store")).open().await?;
-        let name = NodeName::new(host_name());
+        let name = node_name(&directory)?;
         let node_directory = directory.join("node");
         let (node, events) = args.resources.node(name.clone(), node_directory, &identity, &args.storage, None).await?;
         let nodes = Arc::new(LocalNode(Arc::clone(&node)));
@@ -117,6 +118,7 @@ impl Machine {
             Ok(())
         });
         tend(&mut tending, feed(Arc::clone(&control), updates));
+        machine::mind(&mut tending, &control);
         let secured = machine::secured(&identity, api, &args.api_advertise, args.api_open)?;
         let info = machine::info(&identity, format!("http://localhost:{}", actors_at.port()));
         let listeners =
@@ -197,5 +199,40 @@ async fn keep_pools(control: Arc<Control>, node: Arc<Node>) {
         node.set_pools(shares.into_iter().map(pool_of).collect());
         // A worker that was being started while its pool shrank is seen the next time.
         let _ = tokio::time::timeout(SURPLUS_EVERY, changes.changed()).await;
+    }
+}
+
+/// What the machine was called when its data was made. Workers and snapshots are found by that, whatever it is called now.
+fn node_name(directory: &Path) -> anyhow::Result<NodeName> {
+    let path = directory.join("node-name");
+    let known = match std::fs::read_to_string(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        read => read.with_context(|| format!("cannot read {}", path.display()))?,
+    };
+    if !known.trim().is_empty() {
+        return Ok(NodeName::new(known.trim()));
+    }
+    let name = host_name();
+    let write = || {
+        let mut file = tempfile::NamedTempFile::new_in(directory)?;
+        std::io::Write::write_all(&mut file, name.as_bytes())?;
+        file.as_file().sync_all()?;
+        file.persist(&path)?;
+        std::io::Result::Ok(())
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(NodeName::new(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_keeps_its_name_when_the_machine_gets_another() {
+        let directory = tempfile::tempdir().expect("a directory");
+        assert_eq!(node_name(directory.path()).expect("named").as_str(), host_name());
+        std::fs::write(directory.path().join("node-name"), "as-it-was\n").expect("written");
+        assert_eq!(node_name(directory.path()).expect("known").as_str(), "as-it-was");
     }
 }

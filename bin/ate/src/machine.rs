@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ate_blob::{Backend, Blobs, Provider, Settings};
+use ate_control::Control;
 use ate_identity::{ClientCertificates, Identity, Role};
 use ate_name::NodeName;
 use ate_node::Node;
@@ -169,6 +170,15 @@ pub(crate) fn tend(tending: &mut Tasks, what: impl Future<Output = ()> + Send + 
     tending.spawn(async move {
         what.await;
         Ok(())
+    });
+}
+
+/// Ends if the control plane has lost a part that it cannot do without.
+pub(crate) fn mind(tending: &mut Tasks, control: &Arc<Control>) {
+    let control = Arc::clone(control);
+    tending.spawn(async move {
+        control.failed().await;
+        bail!("a part of the control plane has ended by itself: what it said is in the log")
     });
 }
 

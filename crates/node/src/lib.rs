@@ -1,16 +1,18 @@
 //! A node: one per machine. It owns images, runtimes, snapshots and a set of workers, and carries out orders.
 //!
 //! ```text
-//!   order ─▶ orders.rs ─┬─▶ boxes.rs       image + runtime ─▶ what a box is made of ─▶ worker: prepare
-//!                       ├─▶ snapshots.rs   disk, durable storage ⇄ memory images (delta, seal)
-//!                       ├─▶ volume.rs      the durable directory of a box: a file system as large as it may become
-//!                       └─▶ workers.rs     start, adopt, watch, stop worker processes
+//!   order ─▶ orders.rs ─▶ arrive.rs  ─┬─▶ boxes.rs       image + runtime ─▶ what a box is made of ─▶ worker: prepare
+//!                         depart.rs   ├─▶ snapshots.rs   disk, durable storage ⇄ memory images (delta, seal)
+//!                         copy.rs     ├─▶ volume.rs      the durable directory of a box: a file system as large as it may become
+//!                                     └─▶ workers.rs     adopt, watch, stop worker processes (start.rs starts them)
 //! ```
 //!
 //! It decides nothing: what it finds after a crash it reports, and the control plane says what becomes of it.
 
+mod arrive;
 mod boxes;
 mod copy;
+mod depart;
 mod door;
 mod egress;
 mod evict;
@@ -116,7 +118,7 @@ pub struct Node {
     /// Captures that have begun, and can be called off.
     capturing: Mutex<HashMap<ate_name::OpId, tokio_util::sync::CancellationToken>>,
     /// Images that workers have given up and that are not stored yet.
-    captured: Mutex<HashMap<ate_name::OpId, orders::InHand>>,
+    captured: Mutex<HashMap<ate_name::OpId, depart::InHand>>,
     pools: tokio::sync::watch::Sender<Vec<Pool>>,
     /// Until when its actors may meet others; `None`: always. See [`Node::keep_registered`].
     lease: Mutex<Option<std::time::Duration>>,

@@ -24,6 +24,7 @@ mod orders;
 mod runtime;
 mod session;
 mod snapshots;
+mod start;
 mod tier;
 mod volume;
 mod workers;

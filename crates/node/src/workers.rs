@@ -1,15 +1,14 @@
-//! Worker processes: started, adopted, watched, stopped.
+//! Worker processes: adopted, watched, stopped.
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ate_name::{ActorUid, Generation, ObjectKey, OpId, TemplateUid, WorkerUid};
 use ate_orders::{Hosted, Identity, Ingress, NodeEvent, WorkerReport, Workload, chain};
-use ate_sys::{Cgroup, Limits, SocketPath};
+use ate_sys::{Cgroup, SocketPath};
 use ate_worker::WorkerLink;
 use ate_worker::link::{self, Answer, BoxKind};
 use parking_lot::Mutex;
@@ -17,10 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 use crate::boxes::Ran;
-use crate::{Node, NodeError, Pool};
-
-/// A worker that is not up by then will not be.
-const UP_WITHIN: Duration = Duration::from_secs(10);
+use crate::{Node, NodeError};
 
 /// A worker that outlived its node first brings to an end what that one had begun: a save of some gigabytes at worst.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(120);
@@ -43,13 +39,6 @@ const STOP_WITHIN: Duration = Duration::from_secs(5);
 
 /// A process that was killed has ended by then, unless the kernel is stuck with it.
 const ENDS_WITHIN: Duration = Duration::from_secs(5);
-
-/// Lines of the log of a worker that did not come up. The last one says why; the rest is what led there.
-const LAST_WORDS: usize = 10;
-
-/// After a worker that could not be started, the next try; doubles each time, this often.
-const RESTART_FIRST: Duration = Duration::from_millis(250);
-const RESTART_STEPS: u32 = 7;
 
 /// What is written down of a worker, to find it again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -155,7 +144,7 @@ impl Handle {
     }
 
     /// As the worker itself says; `None` if it is gone.
-    async fn report(&self) -> Option<(WorkerReport, Vec<OpId>)> {
+    pub(crate) async fn report(&self) -> Option<(WorkerReport, Vec<OpId>)> {
         let Ok(Answer::Report(report)) = self.link.call(link::Command::Report, &[]).await else { return None };
         let report = *report;
         let mut state = self.state.lock();
@@ -203,13 +192,13 @@ impl Handle {
 
 impl Node {
     /// Of the worker whose directory this is.
-    fn cgroup(&self, directory: &Path) -> Cgroup {
+    pub(crate) fn cgroup(&self, directory: &Path) -> Cgroup {
         let worker = directory.file_name().expect("below the node's own directory");
         self.instance_cgroup().child(&worker.to_string_lossy())
     }
 
     /// One group per data directory: two instances on a machine never meet.
-    fn instance_cgroup(&self) -> Cgroup {
+    pub(crate) fn instance_cgroup(&self) -> Cgroup {
         let instance =
             ate_snapshot::Content::of(self.config.directory.as_os_str().as_encoded_bytes()).digest.to_string();
         Cgroup::at(&format!("ate-{}", &instance[..12]))
@@ -239,7 +228,7 @@ impl Node {
         self.adopted.cancel();
     }
 
-    async fn connect(self: &Arc<Self>, birth: &Birth, directory: &Path) -> Result<Arc<Handle>, NodeError> {
+    pub(crate) async fn connect(self: &Arc<Self>, birth: &Birth, directory: &Path) -> Result<Arc<Handle>, NodeError> {
         let (link, events) =
             WorkerLink::connect(&directory.join("link")).await.map_err(NodeError::io("reach the worker"))?;
         let ask = async |command| tokio::time::timeout(ANSWERS_WITHIN, link.call(command, &[])).await;
@@ -314,154 +303,8 @@ impl Node {
         self.missing.notify_one();
     }
 
-    /// Says which pools this node should have workers for. See [`Node::keep_workers`].
-    pub fn set_pools(&self, pools: Vec<Pool>) {
-        self.pools.send_if_modified(|known| {
-            let changed = *known != pools;
-            *known = pools;
-            changed
-        });
-    }
-
-    /// Brings each pool to its number of workers, and again when the number changes or a worker is gone, for as long as
-    /// this is polled. Workers that keep dying are started anew ever more slowly.
-    pub async fn keep_workers(self: Arc<Self>) {
-        let mut pools = self.pools.subscribe();
-        let mut failures = 0;
-        loop {
-            let wanted = pools.borrow_and_update().clone();
-            failures = if self.fill(&wanted).await { 0 } else { (failures + 1).min(RESTART_STEPS) };
-            tokio::select! {
-                () = self.stopping.cancelled() => return,
-                changed = pools.changed() => if changed.is_err() { return },
-                () = self.missing.notified() => {}
-                () = tokio::time::sleep(RESTART_FIRST * 2_u32.pow(failures)), if failures > 0 => {}
-            }
-        }
-    }
-
-    /// `false`: a worker could not be started.
-    async fn fill(self: &Arc<Self>, pools: &[Pool]) -> bool {
-        let mut filled = true;
-        for pool in pools {
-            let here = |handle: &&Arc<Handle>| handle.birth.pool == pool.key;
-            let mut have: BTreeSet<String> =
-                self.workers.lock().values().filter(here).map(|handle| handle.birth.pod.clone()).collect();
-            let mut index = 0;
-            while have.len() < pool.workers {
-                // Where there are other nodes, names must not meet.
-                let pod = match self.config.door {
-                    Some(_) => format!("{}-{}-{index}", pool.key.name, self.config.name),
-                    None => format!("{}-{index}", pool.key.name),
-                };
-                index += 1;
-                if self.stopping.is_cancelled() || *self.pools.borrow() != *pools {
-                    return true;
-                }
-                if have.insert(pod.clone())
-                    && let Err(error) = self.start(pool, &pod).await
-                {
-                    if !self.stopping.is_cancelled() {
-                        tracing::error!(pool = %pool.key, pod, error = chain(&error), "a worker could not be started");
-                    }
-                    // Others of this pool would fare no better; those of the next may.
-                    filled = false;
-                    break;
-                }
-            }
-        }
-        filled
-    }
-
-    async fn start(self: &Arc<Self>, pool: &Pool, pod: &str) -> Result<(), NodeError> {
-        // Held until the worker is known or nothing of it is left: whoever stops the node waits for that.
-        let one = self.starting.lock().await;
-        if self.stopping.is_cancelled() {
-            return Ok(());
-        }
-        let mut random = [0; 16];
-        rand::fill(&mut random);
-        let uid = WorkerUid::from_random(random);
-        let directory = self.config.directory.join("workers").join(uid.to_string());
-        let (node, pool, pod, at) = (Arc::clone(self), pool.clone(), pod.to_owned(), directory.clone());
-        let spawned = tokio::task::spawn_blocking(move || node.spawn(uid, &pool, pod, &at)).await;
-        let spawned = spawned.map_err(|error| NodeError::io("start a worker")(error.into())).flatten();
-        let (birth, mut child) = match spawned {
-            Ok(spawned) => spawned,
-            Err(error) => {
-                self.clean_up(None, directory).await;
-                return Err(error);
-            }
-        };
-        let up = tokio::select! {
-            up = tokio::time::timeout(UP_WITHIN, self.come_up(&birth, &directory, &mut child)) => {
-                up.unwrap_or_else(|_| Err(silent(uid, &format!("is not up after {} s", UP_WITHIN.as_secs()), &directory)))
-            }
-            () = self.stopping.cancelled() => Err(NodeError::Worker("the node is stopping".into())),
-        };
-        if up.is_err() {
-            self.clean_up(Some(birth), directory).await;
-        }
-        // Collected when it ends, so that it does not stay as a zombie.
-        std::thread::spawn(move || child.wait());
-        drop(one);
-        if let Some((report, _)) = up?.report().await {
-            let _ = self.events.send(NodeEvent::WorkerUp(report)).await;
-        }
-        Ok(())
-    }
-
-    /// A process that becomes a worker, written down so that the next node finds it.
-    fn spawn(&self, uid: WorkerUid, pool: &Pool, pod: String, directory: &Path) -> Result<(Birth, Child), NodeError> {
-        for name in ["link", "root"] {
-            std::fs::create_dir_all(directory.join(name)).map_err(NodeError::io("make a worker's directory"))?;
-        }
-        let cgroup = self.cgroup(directory);
-        let limits = Limits { memory_bytes: pool.memory_limit, cpu_millis: pool.cpu_limit_millis, processes: None };
-        cgroup.create(&limits).map_err(NodeError::io("make a worker's control group"))?;
-        let log = std::fs::File::create(directory.join("worker.log")).map_err(NodeError::io("make a worker's log"))?;
-        let mut command = Command::new(&self.config.worker_program);
-        command
-            .arg("worker")
-            .arg("--uid")
-            .arg(uid.to_string())
-            .arg("--link")
-            .arg(directory.join("link"))
-            .arg("--root")
-            .arg(directory.join("root"))
-            .arg("--cgroup")
-            .arg(cgroup.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log);
-        let mut child = ate_sys::in_new_namespaces(command).map_err(NodeError::io("start a worker"))?;
-        let birth = Birth { uid, pool: pool.key.clone(), pod, pid: child.id() };
-        let _ = cgroup.child("agent").create(&Limits::default()).and_then(|()| cgroup.child("agent").add(child.id()));
-        let written = std::fs::write(directory.join("worker.json"), serde_json::to_vec(&birth).expect("plain data"));
-        if let Err(error) = written {
-            let _ = child.kill().and_then(|()| child.wait());
-            return Err(NodeError::io("write down a worker")(error));
-        }
-        Ok((birth, child))
-    }
-
-    async fn come_up(
-        self: &Arc<Self>,
-        birth: &Birth,
-        directory: &Path,
-        child: &mut Child,
-    ) -> Result<Arc<Handle>, NodeError> {
-        while !directory.join("link").join(ate_worker::INGRESS_SOCKET).exists() {
-            if let Ok(Some(status)) = child.try_wait() {
-                return Err(silent(birth.uid, &format!("ended with {status}"), directory));
-            }
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-        self.connect(birth, directory).await
-    }
-
     /// Removes what a worker has left, off the reactor.
-    async fn clean_up(self: &Arc<Self>, birth: Option<Birth>, directory: PathBuf) {
+    pub(crate) async fn clean_up(self: &Arc<Self>, birth: Option<Birth>, directory: PathBuf) {
         let node = Arc::clone(self);
         let _ = tokio::task::spawn_blocking(move || node.clean_up_now(birth.as_ref(), &directory)).await;
     }
@@ -604,18 +447,9 @@ impl Node {
     }
 }
 
-/// With the last that the worker said: its log goes with it.
-fn silent(worker: WorkerUid, why: &str, directory: &Path) -> NodeError {
-    let log = std::fs::read_to_string(directory.join("worker.log")).unwrap_or_default();
-    let mut last: Vec<&str> = log.trim().lines().rev().take(LAST_WORDS).collect();
-    last.reverse();
-    let said = if last.is_empty() { "nothing".to_owned() } else { last.join("\n") };
-    NodeError::Worker(format!("{worker} {why}, and its log says: {said}"))
-}
-
 /// Kills a worker and with it all it started. The pid may have become somebody else's: the command line tells. What is returned
 /// can be waited for; one that is ending already has no command line any more.
-fn kill(birth: &Birth) -> Option<OwnedFd> {
+pub(crate) fn kill(birth: &Birth) -> Option<OwnedFd> {
     let pid = i32::try_from(birth.pid).ok().and_then(rustix::process::Pid::from_raw)?;
     let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()?;
     let cmdline = std::fs::read(format!("/proc/{}/cmdline", birth.pid)).unwrap_or_default();
@@ -635,6 +469,3 @@ fn end(birth: &Birth) {
         tracing::warn!(worker = %birth.uid, pid = birth.pid, "a worker was killed and has not ended yet");
     }
 }
-
-#[cfg(test)]
-mod tests;

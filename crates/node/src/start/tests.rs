@@ -1,9 +1,10 @@
 use std::os::unix::fs::PermissionsExt;
 
-use ate_name::NodeName;
+use ate_name::{NodeName, ObjectKey};
 
 use super::*;
 use crate::Config;
+use crate::workers::kill;
 
 /// A node whose workers never come up.
 fn node(directory: &Path) -> Arc<Node> {

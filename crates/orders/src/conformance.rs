@@ -97,8 +97,18 @@ impl Story<'_> {
         let ended = self.activate_order(first.worker, self.actor(1, 2), op(16), self.subject.boot());
         assert_eq!(self.activate(&ended).await.err(), Some(NodeError::Stale), "it was ended before it came");
 
-        let stored = self.store(&first.identity, op(6)).await.expect("it is stored");
-        let again = self.store(&first.identity, op(6)).await.expect("it is there");
+        // Somebody else drives the same save, and has it captured again while it is being written.
+        let meanwhile = async {
+            loop {
+                let _ = self.capture(first.worker, &first.identity, op(6)).await;
+                tokio::task::yield_now().await;
+            }
+        };
+        let stored = tokio::select! {
+            stored = self.store(&first.identity, op(6)) => stored.expect("it is stored"),
+            () = meanwhile => unreachable!("it goes on"),
+        };
+        let again = self.store(&first.identity, op(6)).await.expect("it is there, and not written anew");
         assert_eq!((stored.manifest, stored.durable), (again.manifest, false));
         let prefix = self.subject.prefix(&first.identity, op(6));
         assert!(self.report().await.only_here.contains(&prefix));

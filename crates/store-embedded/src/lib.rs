@@ -47,10 +47,11 @@ use crate::engine::{Engine, Opener, Reads};
 use crate::writer::{Writer, open_engine};
 
 /// The engine's block cache. It holds the indexes and filters of tens of millions of records; the kernel caches the rest.
-const CACHE_BYTES: u64 = 256 << 20;
+const CACHE_BYTES: u64 = 128 << 20;
 
-/// The engine's own default. Larger means fewer sorted files to merge, but more to replay after a crash.
-const MEMORY_BYTES: u64 = 64 << 20;
+/// What gathers before a sorted file is written. Larger means fewer files to merge, but more memory, and more to replay after a
+/// crash.
+const MEMORY_BYTES: u64 = 32 << 20;
 
 const RECORDS: &str = "records";
 

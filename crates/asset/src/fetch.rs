@@ -1,6 +1,5 @@
 //! Where the bytes of an asset come from. Nothing of what is read here is trusted until its hash was checked.
 
-use std::error::Error;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use ate_blob::{Backend, BlobError, BlobPath, Blobs, Provider, Settings};
+use ate_blob::{Backend, BlobError, BlobPath, Blobs, Provider, Settings, blocking, reason};
 use ate_name::Digest;
 use bytes::Bytes;
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
@@ -19,7 +18,7 @@ use oci_client::manifest::OciManifest;
 use oci_client::secrets::RegistryAuth;
 use reqwest::{StatusCode, Url};
 
-use crate::{AssetUrl, Cause, blocking};
+use crate::{AssetUrl, Cause};
 
 /// A server that does not accept a connection for this long is given up.
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
@@ -29,8 +28,6 @@ const READ_DEADLINE: Duration = Duration::from_secs(30);
 const MAX_REDIRECTS: usize = 5;
 /// How much of a file is read at a time.
 const CHUNK: usize = 1 << 20;
-/// How much of a server's own words is shown.
-const MAX_REASON: usize = 300;
 
 /// Gives the bytes behind a url.
 #[async_trait]
@@ -197,17 +194,6 @@ fn registry_cause(place: &str, error: &OciDistributionError) -> Cause {
         _ if has(&[C::ManifestUnknown, C::BlobUnknown, C::NameUnknown]) => Cause::Missing { place },
         _ => Cause::Fetch { reason },
     }
-}
-
-/// An error with all that lies beneath it, once each and in few words: a server may have chosen them.
-fn reason(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    for cause in std::iter::successors(error.source(), |error| (*error).source()).map(ToString::to_string) {
-        if !text.contains(&cause) {
-            text = format!("{text}: {cause}");
-        }
-    }
-    text.chars().filter(|char| !char.is_control()).take(MAX_REASON).collect()
 }
 
 #[cfg(test)]

@@ -61,15 +61,3 @@ impl fmt::Debug for Asset {
         fmt::Display::fmt(self, f)
     }
 }
-
-/// Runs what may block off the reactor.
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is going away and will not poll this again.
-            Err(_) => std::future::pending().await,
-        },
-    }
-}

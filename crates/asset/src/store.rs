@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use ate_blob::blocking;
 use ate_name::Digest;
 use aws_lc_rs::digest::{Context, SHA256};
 use futures::future::{BoxFuture, FutureExt, WeakShared};
@@ -17,7 +18,7 @@ use rustix::io::{Errno, retry_on_intr};
 
 use crate::fetch::Sources;
 use crate::runtime::{self, RuntimeDirectory};
-use crate::{Asset, AssetError, AssetUrl, Cause, Fetch, RuntimeError, StoreError, blocking};
+use crate::{Asset, AssetError, AssetUrl, Cause, Fetch, RuntimeError, StoreError};
 
 /// Largest asset, as in the public project; what is longer is refused, at the latest when this much has arrived. The
 /// largest in use is a guest image of some hundred MB.

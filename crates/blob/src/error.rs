@@ -64,7 +64,7 @@ impl BlobError {
 }
 
 /// An error with all that lies beneath it, once each and in few words: a server may have chosen them.
-pub(crate) fn reason(error: &dyn Error) -> String {
+pub fn reason(error: &dyn Error) -> String {
     let mut text = error.to_string();
     for cause in std::iter::successors(error.source(), |error| (*error).source()).map(ToString::to_string) {
         if !text.contains(&cause) {

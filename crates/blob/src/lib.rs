@@ -36,7 +36,7 @@ use futures::stream::{BoxStream, StreamExt, TryStreamExt};
 
 use body::Body;
 pub use body::Source;
-pub use error::BlobError;
+pub use error::{BlobError, reason};
 pub use path::{BlobPath, BlobPathError};
 pub use remote::{Provider, Settings};
 
@@ -224,7 +224,7 @@ fn check_key(path: &BlobPath) -> Result<(), BlobError> {
 }
 
 /// Runs what may block off the reactor.
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {

@@ -122,7 +122,11 @@ impl Control {
             if tokio::time::timeout_at(deadline, changed).await.is_err() {
                 return Err(ControlError::new(
                     Code::DeadlineExceeded,
-                    format!("Actor {} did not wake in time", key.name),
+                    format!(
+                        "Actor {name} did not wake in time\n  what it is waiting for: ate history {name} -a {}",
+                        key.atespace,
+                        name = key.name
+                    ),
                 ));
             }
         }
@@ -333,7 +337,7 @@ impl Control {
             if tokio::time::timeout_at(deadline, changes.changed()).await.is_err() {
                 return Err(ControlError::new(
                     Code::DeadlineExceeded,
-                    format!("ActorTemplate {key} has no golden snapshot yet"),
+                    format!("ActorTemplate {key} has no golden snapshot yet\n  how far it is: ate get templates"),
                 ));
             }
         }

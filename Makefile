@@ -68,6 +68,8 @@ DENY := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ate/tools/cargo-deny-0.19.0/bin/c
 lint: setup
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	@# It looks at every dependency, also at those that no build on this machine needs.
+	cargo fetch --quiet --locked
 	$(DENY) --offline check licenses bans sources
 
 fmt:

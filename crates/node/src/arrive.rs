@@ -120,7 +120,7 @@ impl Node {
         let log = log
             .map_err(std::io::Error::other)
             .flatten()
-            .map_err(|error| NodeError::Failed(format!("cannot open the log: {error}")))?;
+            .map_err(|error| NodeError::Hindered(format!("cannot open the log: {error}")))?;
         let mut fds: Vec<OwnedFd> = vec![log.into()];
         if let Some(memory) = &loaded.memory {
             fds.push(memory.as_fd().try_clone_to_owned().map_err(|error| NodeError::Failed(error.to_string()))?);

@@ -165,7 +165,7 @@ impl Node {
 impl Blueprint {
     /// The command for a worker, and the descriptors that go with it. Blocks.
     pub(crate) fn prepare(&self, snapshots: &Snapshots) -> Result<(link::Command, Vec<OwnedFd>), NodeError> {
-        let failed = |error: std::io::Error| NodeError::Failed(format!("cannot lay out a root file system: {error}"));
+        let failed = |error: std::io::Error| NodeError::Hindered(format!("cannot lay out a root file system: {error}"));
         let mut fds = vec![ate_sys::detached_bind(self.runtime.path()).map_err(failed)?];
         for image in &self.images {
             fds.push(ate_sys::detached_overlay(&image.layers).map_err(failed)?);
@@ -174,7 +174,7 @@ impl Blueprint {
             let made =
                 snapshots.scratch_file().map_err(VolumeError::File).and_then(|file| durable_directory(file, bytes));
             fds.push(made.map_err(|error| {
-                NodeError::Failed(format!("cannot make a durable directory of {bytes} bytes: {}", chain(&error)))
+                NodeError::Hindered(format!("cannot make a durable directory of {bytes} bytes: {}", chain(&error)))
             })?);
         }
         fds.extend(self.runtime.leases().map_err(failed)?);

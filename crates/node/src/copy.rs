@@ -11,6 +11,7 @@ use ate_orders::{CopyOrder, NodeError, Stored};
 use ate_snapshot::{ActorIdentity, DataKey, MANIFEST, Manifest, SnapshotKey};
 
 use crate::Node;
+use crate::depart::unclear;
 use crate::orders::unusable;
 use crate::snapshots::{SnapshotError, Snapshots};
 
@@ -23,7 +24,9 @@ impl Node {
         let flight = self.snapshots.flights.of(&to);
         let _one = flight.lock().await;
         let durable = !self.snapshots.has_tier();
-        if let Some((manifest, bytes)) = self.snapshots.stored(&to) {
+        let (node, at) = (Arc::clone(self), to.clone());
+        let there = tokio::task::spawn_blocking(move || node.snapshots.stored(&at)).await;
+        if let Some((manifest, bytes)) = there.map_err(io::Error::other).flatten().map_err(unclear)? {
             return Ok(Stored { manifest, bytes, durable });
         }
         let manifest = self.snapshots.ensure(&from, &order.from.manifest).await.map_err(unusable)?;
@@ -176,7 +179,7 @@ mod tests {
         let (from, original) = saved(&snapshots, &first);
         let to = key(2, "to");
         let (digest, bytes) = snapshots.copy((&from, &original, &first), (&to, of(&original, &to), &second)).unwrap();
-        assert_eq!(snapshots.stored(&to), Some((digest, bytes)));
+        assert_eq!(snapshots.stored(&to).unwrap(), Some((digest, bytes)));
         let copy = snapshots.manifest(&to, &digest).unwrap();
         let mut text = String::new();
         snapshots.archive(&to, &copy, Some(&second)).unwrap().unwrap().read_to_string(&mut text).unwrap();
@@ -199,6 +202,6 @@ mod tests {
         let to = key(2, "to");
         let copied = snapshots.copy((&from, &original, &first), (&to, of(&original, &to), &second));
         assert!(matches!(copied, Err(SnapshotError::Unusable { .. })), "{copied:?}");
-        assert_eq!(snapshots.stored(&to), None);
+        assert_eq!(snapshots.stored(&to).unwrap(), None);
     }
 }

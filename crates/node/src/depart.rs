@@ -1,5 +1,6 @@
 //! An actor leaves its worker: captured into the node's hands, then stored.
 
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -149,15 +150,15 @@ impl Node {
         let _one = flight.lock().await;
         let (node, at) = (Arc::clone(self), key.clone());
         let there = tokio::task::spawn_blocking(move || node.snapshots.stored(&at)).await;
-        let in_hand = self.captured.lock().remove(&order.op);
         // Asked twice, or after a restart. What is there may have been settled: written once more it would be another.
-        if let Some((manifest, bytes)) = there.map_err(|error| NodeError::Failed(error.to_string()))? {
+        if let Some((manifest, bytes)) = there.map_err(io::Error::other).flatten().map_err(unclear)? {
+            let in_hand = self.captured.lock().remove(&order.op);
             if let Some(in_hand) = in_hand {
                 self.release(order.op, in_hand);
             }
             return Ok(Stored { manifest, bytes, durable: !self.snapshots.has_tier() });
         }
-        let in_hand = in_hand.ok_or(NodeError::NothingCaptured)?;
+        let in_hand = self.captured.lock().remove(&order.op).ok_or(NodeError::NothingCaptured)?;
         let (node, op) = (Arc::clone(self), order.op);
         let stored =
             tokio::task::spawn_blocking(move || node.write_down(&key, &order, in_hand, data_key.as_ref())).await;
@@ -269,4 +270,9 @@ impl Node {
             unknown: Default::default(),
         }
     }
+}
+
+/// Whether a snapshot is there cannot be told now: the order is given again.
+pub(crate) fn unclear(error: io::Error) -> NodeError {
+    NodeError::Failed(format!("cannot tell whether the snapshot is there: {error}"))
 }

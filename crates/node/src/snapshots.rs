@@ -130,16 +130,22 @@ impl Snapshots {
         self.path(key).join(MANIFEST).exists()
     }
 
-    /// The digest of the manifest, if the snapshot is complete and outlives a power cut. Blocks.
-    pub(crate) fn stored(&self, key: &SnapshotKey) -> Option<(Digest, u64)> {
-        let bytes = std::fs::read(self.path(key).join(MANIFEST)).ok()?;
-        let manifest = Manifest::read_unverified(&bytes).ok()?;
-        let length = |name: &FileName| self.path(key).join(name.as_str()).metadata().map(|file| file.len()).ok();
-        let whole = manifest.files.iter().all(|file| length(&file.name) == Some(file.stored.length));
-        let size = manifest.files.iter().map(|file| file.stored.length).sum();
+    /// The digest of the manifest, if the snapshot is complete and outlives a power cut. An error says nothing of whether it is
+    /// there: whoever takes it for missing would write it once more, as another. Blocks.
+    pub(crate) fn stored(&self, key: &SnapshotKey) -> io::Result<Option<(Digest, u64)>> {
+        let directory = self.path(key);
+        let Some(bytes) = if_there(std::fs::read(directory.join(MANIFEST)))? else { return Ok(None) };
+        let Ok(manifest) = Manifest::read_unverified(&bytes) else { return Ok(None) };
+        for file in &manifest.files {
+            let there = if_there(directory.join(file.name.as_str()).metadata())?;
+            if there.is_none_or(|there| there.len() != file.stored.length) {
+                return Ok(None);
+            }
+        }
         // Whoever wrote it may have been killed on the way from the one to the other.
-        let lasting = whole && sync_up(&self.path(key)).is_ok();
-        lasting.then(|| (Content::of(&bytes).digest, size))
+        sync_up(&directory)?;
+        let size = manifest.files.iter().map(|file| file.stored.length).sum();
+        Ok(Some((Content::of(&bytes).digest, size)))
     }
 
     /// Writes a snapshot; it exists once its manifest does. Blocks.
@@ -297,9 +303,15 @@ impl Snapshots {
             key: key.to_string(),
             source,
         })?;
-        self.read(key, manifest, Role::Durable, data_key, |stored| {
-            zstd::stream::copy_decode(stored, &mut file).map_err(|error| error.to_string())
-        })?;
+        let mut out = Noting { file: &mut file, failed: None };
+        let read = self.read(key, manifest, Role::Durable, data_key, |stored| {
+            zstd::stream::copy_decode(stored, &mut out).map_err(|error| error.to_string())
+        });
+        // What cannot be written is no fault of what is read.
+        if let Some(source) = out.failed {
+            return Err(SnapshotError::Io { what: "unpack the archive", key: key.to_string(), source });
+        }
+        read?;
         file.rewind().map_err(|source| SnapshotError::Io {
             what: "rewind the archive",
             key: key.to_string(),
@@ -323,7 +335,10 @@ impl Snapshots {
             .find(|file| file.role == role)
             .ok_or_else(|| unusable("a file is missing from its manifest".into()))?;
         let file = File::open(self.path(key).join(described.name.as_str()));
-        let file = file.map_err(|error| unusable(format!("file {} cannot be opened: {error}", described.name)))?;
+        let file = file.map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => unusable(format!("its file {} is gone", described.name)),
+            _ => SnapshotError::Io { what: "open a file", key: key.to_string(), source },
+        })?;
         let mut stored = Hashing::new(BufReader::with_capacity(1 << 20, file));
         match (manifest.encryption, data_key) {
             (Some(encryption), Some(data_key)) if encryption.key == data_key.id() => {
@@ -448,4 +463,31 @@ fn sync_up(directory: &Path) -> io::Result<()> {
 /// The names of images, as a manifest lists them.
 pub(crate) fn image_names(workload: &ate_orders::Workload) -> BTreeSet<String> {
     workload.containers.iter().map(|container| container.image.clone()).collect()
+}
+/// What is not there is `None`.
+fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// Keeps what went wrong when it was written to.
+struct Noting<'a> {
+    file: &'a mut File,
+    failed: Option<io::Error>,
+}
+
+impl Write for Noting<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes).map_err(|error| {
+            let kind = error.kind();
+            self.failed = Some(error);
+            kind.into()
+        })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

@@ -81,7 +81,7 @@ pub(crate) async fn run(args: ApiServerArgs, data: &Path) -> anyhow::Result<()> 
     tending.spawn(attend_nodes(Arc::clone(&control), nodes));
     control.start_controllers();
     let counting = Arc::clone(&control);
-    args.metrics.serve(&mut tending, move || counting.samples()).await?;
+    args.metrics.listen().await?.serve(&mut tending, move || counting.samples())?;
     machine::mind(&mut tending, &control);
     eprintln!("ate api is up: unix://{}, https://{at}", socket.display());
 

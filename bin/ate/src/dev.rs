@@ -89,6 +89,7 @@ impl Machine {
         let configs = runtime::shipped(args.runtime.as_deref())?;
         let actors = listen(args.listen, "--listen").await?;
         let api = listen(args.api_listen, "--api-listen").await?;
+        let metrics = args.metrics.listen().await?;
         let (actors_at, api_at) = (actors.local_addr()?, api.local_addr()?);
         let identity = Identity::open(&directory.join("identity"))?;
         let store = Place::Directory(directory.join("store")).open().await?;
@@ -138,9 +139,7 @@ impl Machine {
         eprintln!("  actors  http://<actor>.<atespace>.localhost:{}/", actors_at.port());
         eprintln!("  API     unix://{}, https://{}", directory.join(ate_cli::SOCKET).display(), api_at);
         let counting = Arc::clone(&control);
-        args.metrics
-            .serve(&mut tending, move || [counting.samples(), crate::metrics::of_router(&stats)].concat())
-            .await?;
+        metrics.serve(&mut tending, move || [counting.samples(), crate::metrics::of_router(&stats)].concat())?;
         let socket = directory.join(ate_cli::SOCKET);
         Ok(Self { control, node, store, socket, shutdown, serving, tending })
     }
@@ -162,14 +161,17 @@ impl Machine {
                 self.node.workers()
             }
         };
+        let minutes = ate_worker::ORPHANED_AFTER.as_secs() / 60;
         if !kept.is_empty() {
-            let minutes = ate_worker::ORPHANED_AFTER.as_secs() / 60;
             eprintln!(
                 "they stay in their workers for {minutes} minutes: start `ate dev` again on this directory to keep them"
             );
         }
         self.control.stop().await;
-        self.node.stop(&kept).await;
+        if !self.node.stop(&kept).await.is_empty() {
+            eprintln!("some images could not be stored yet and stay in their workers for {minutes} minutes:");
+            eprintln!("  start `ate dev` again on this directory, with room on its disk, to keep them");
+        }
         machine::end(self.serving, &self.socket, self.store).await
     }
 }

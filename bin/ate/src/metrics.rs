@@ -26,14 +26,25 @@ pub(crate) struct MetricsArgs {
 type Source = Arc<dyn Fn() -> Vec<Sample> + Send + Sync>;
 
 impl MetricsArgs {
-    /// Serves what `source` says, as one of `tasks`, if that is wanted.
-    pub(crate) async fn serve(
-        &self,
+    /// Takes the address, if that is wanted, before anything is begun that would have to be undone.
+    pub(crate) async fn listen(&self) -> anyhow::Result<Metrics> {
+        let Some(address) = self.metrics_listen else { return Ok(Metrics(None)) };
+        Ok(Metrics(Some(listen(address, "--metrics-listen").await?)))
+    }
+}
+
+/// Where metrics are asked for.
+#[derive(Debug)]
+pub(crate) struct Metrics(Option<TcpListener>);
+
+impl Metrics {
+    /// Serves what `source` says, as one of `tasks`.
+    pub(crate) fn serve(
+        self,
         tasks: &mut Tasks,
         source: impl Fn() -> Vec<Sample> + Send + Sync + 'static,
     ) -> anyhow::Result<()> {
-        let Some(address) = self.metrics_listen else { return Ok(()) };
-        let listener = listen(address, "--metrics-listen").await?;
+        let Some(listener) = self.0 else { return Ok(()) };
         eprintln!("  metrics http://{}/metrics", listener.local_addr()?);
         tend(tasks, accept(listener, Arc::new(source)));
         Ok(())

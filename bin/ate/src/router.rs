@@ -42,7 +42,7 @@ pub(crate) async fn run(args: RouterArgs, data: &Path) -> anyhow::Result<()> {
     tend(&mut tending, peers::follow(Arc::clone(&replicas), updates));
     let routing = ate_router::serve(vec![listener], config, replicas, updated, Arc::clone(&stats), shutdown.clone());
     tend(&mut serving, routing);
-    args.metrics.serve(&mut tending, move || crate::metrics::of_router(&stats)).await?;
+    args.metrics.listen().await?.serve(&mut tending, move || crate::metrics::of_router(&stats))?;
     eprintln!("ate router is up: http://<actor>.<atespace>.localhost:{}/", at.port());
     let ended = tokio::select! {
         asked = asked_to_end() => asked,

@@ -311,10 +311,12 @@ impl Node {
 
     /// Its processes first: it may only have stopped answering.
     fn clean_up_now(&self, birth: Option<&Birth>, directory: &Path) {
-        if let Some(birth) = birth {
-            end(birth);
-        }
         let cgroup = self.cgroup(directory);
+        match birth {
+            Some(birth) => end(birth),
+            // Nobody wrote down who it is: what is in its group is.
+            None => cgroup.processes().into_iter().for_each(kill_process),
+        }
         for _ in 0..100 {
             if cgroup.remove().is_ok() {
                 break;
@@ -422,13 +424,19 @@ impl Node {
         }
     }
 
-    /// Ends every worker but those named, and removes what is left of them. The others wait for the next node.
-    pub async fn stop(self: &Arc<Self>, kept: &[WorkerUid]) {
+    /// Ends every worker but those named and those that hold what is not stored yet, and removes what is left of them. The
+    /// others wait for the next node; those that were not named are returned.
+    pub async fn stop(self: &Arc<Self>, kept: &[WorkerUid]) -> Vec<WorkerUid> {
         self.stopping.cancel();
         // From here on none is started, and one that was about to be is known or gone.
         drop(self.starting.lock().await);
-        let handles: Vec<_> = self.workers.lock().drain().map(|(_, handle)| handle).collect();
-        let handles: Vec<_> = handles.into_iter().filter(|handle| !kept.contains(&handle.birth.uid)).collect();
+        let (holding, handles): (Vec<_>, Vec<_>) = self
+            .handles()
+            .into_iter()
+            .filter(|handle| !kept.contains(&handle.birth.uid))
+            .partition(|handle| self.holds(handle));
+        // Those that stay are still told of: nobody must take them for gone.
+        self.workers.lock().retain(|uid, _| !handles.iter().any(|handle| handle.birth.uid == *uid));
         for handle in &handles {
             let _ = tokio::time::timeout(STOP_WITHIN, handle.link.call(link::Command::Stop, &[])).await;
         }
@@ -444,6 +452,7 @@ impl Node {
         if tokio::time::timeout(STOP_WITHIN, self.tasks.wait()).await.is_err() {
             tracing::warn!("the node still waits for a worker that is gone");
         }
+        holding.iter().map(|handle| handle.birth.uid).collect()
     }
 }
 
@@ -458,6 +467,12 @@ pub(crate) fn kill(birth: &Birth) -> Option<OwnedFd> {
         let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
     }
     (is_it || cmdline.is_empty()).then_some(pidfd)
+}
+
+fn kill_process(pid: u32) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
 }
 
 /// Kills a worker and waits until it has ended: the first process of a namespace ends after all others in it.

@@ -86,9 +86,8 @@ async fn listen(mut reader: Reader, waiting: Arc<Waiting>, news: mpsc::Sender<Ev
                 }
             }
             Ok(Some((Said::Event(event), _))) => {
-                if news.send(event).await.is_err() {
-                    break;
-                }
+                // Whoever no longer listens may still wait for an answer.
+                let _ = news.send(event).await;
             }
             Ok(None) => break,
             Err(error) => {

@@ -44,8 +44,7 @@ impl StoreArgs {
 
 /// Whether it begins as an address does. One that is misspelt must not become a directory of that name, new and empty.
 fn has_scheme(text: &str) -> bool {
-    let scheme = text.split_once(':').map(|(scheme, _)| scheme);
-    scheme.is_some_and(|scheme| !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric()))
+    text.split_once(':').is_some_and(|(scheme, _)| !scheme.is_empty() && !scheme.contains('/'))
 }
 
 #[derive(Debug)]

@@ -39,6 +39,11 @@ impl ControlError {
         Self { code, text: text.into(), retry_after: None, cause: Cause::Other }
     }
 
+    /// The same in other words.
+    pub(crate) fn saying(self, text: impl Into<String>) -> Self {
+        Self { text: text.into(), ..self }
+    }
+
     /// Says when to come again.
     pub(crate) fn after(self, pause: std::time::Duration) -> Self {
         Self { retry_after: Some(pause), ..self }

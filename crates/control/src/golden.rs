@@ -65,7 +65,7 @@ impl Control {
             let template = match self.stored_template(key, uid).await {
                 Ok(read) if !is_over(&read.value) => read.value,
                 Err(error) if error.code != Code::NotFound => return Err(error),
-                _ => return self.close(driver.op).await,
+                _ => return self.close_golden(driver.op, ours).await,
             };
             let made = tokio::select! {
                 biased;
@@ -89,17 +89,25 @@ impl Control {
             // Deleted meanwhile.
             Err(error) if error.code == Code::NotFound => {}
             Err(error) => {
-                self.counters.goldens_failed.one();
                 tracing::warn!(template = %key, %error, "the golden snapshot could not be made");
                 let output = format!("its output: ate logs {} -a {GOLDEN_ATESPACE}", golden_actor(&template).name);
-                self.set_status(key, uid, [ours], |status| {
+                self.set_status(key, uid, [ours.clone()], |status| {
                     status.phase = TemplatePhase::Failed;
                     status.reason = format!("{}\n  {output}", error.text);
                 })
                 .await?;
+                self.counters.goldens_failed.one();
             }
         }
-        self.close(driver.op).await
+        self.close_golden(driver.op, ours).await
+    }
+
+    /// Ends the operation, unless somebody has taken it over.
+    async fn close_golden(&self, op: OpId, ours: Guard) -> Result<(), ControlError> {
+        match self.store.commit(Change::new().guard(ours).delete(operation_key(op))).await {
+            Err(CommitError::Conflict { .. }) | Ok(_) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Guards a write against a replica that has taken the operation over; `None` if one has, or if it is over.
@@ -118,8 +126,8 @@ impl Control {
         let made = self.start_over(&actor, template, ours).await?;
         // One that is not this one is somebody else's, and perhaps in use.
         let read = || async {
-            let read = self.actor(&actor).await?;
-            if read.value.uid == made { Ok(read) } else { Err(ControlError::conflict()) }
+            let read = self.actor_if_any(&actor).await?;
+            read.filter(|read| read.value.uid == made).ok_or_else(ControlError::conflict)
         };
         self.wake(read().await?, Start::Boot, far_away(), true).await?;
         phase(TemplatePhase::WaitGoldenActor).await?;
@@ -130,7 +138,8 @@ impl Control {
         let golden = saved.snapshots.durable.clone();
         phase(TemplatePhase::TrialGoldenActor).await?;
         self.wake(read().await?, Start::Trial, far_away(), true).await.map_err(|error| {
-            ControlError::new(error.code, format!("its snapshot does not come back to life: {}", error.text))
+            let text = format!("its snapshot does not come back to life: {}", error.text);
+            error.saying(text)
         })?;
         let generation = read().await?.value.generation;
         self.end_trial(&actor, generation).await?;
@@ -169,7 +178,14 @@ impl Control {
             let changed = notify.notified();
             let read = self.actor(key).await?;
             match read.value.phase {
-                Phase::Running { .. } => return Ok(self.save_actor(key, Intent::Suspend).await?.actor),
+                Phase::Running { .. } => {
+                    let saved = self.save_actor(key, Intent::Suspend).await;
+                    return saved.map(|saved| saved.actor).map_err(|error| match error.code {
+                        // Of its worker, or of a disk.
+                        Code::Unavailable if !error.is_store_away() => ControlError::new(Code::Aborted, error.text),
+                        _ => error,
+                    });
+                }
                 Phase::Resuming { lease: Some(_), .. } => changed.await,
                 _ => {
                     return Err(ControlError::new(

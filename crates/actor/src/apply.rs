@@ -93,7 +93,8 @@ impl Actor {
                     self.snapshots.durable = Some(settled.clone());
                 }
                 self.snapshots.local = Some((settled, node));
-                self.snapshots.uploading = (intent != Intent::Pause && !durable).then_some(op);
+                // Also a pause: it is answered when the node has it, but must not be lost with the node.
+                self.snapshots.uploading = (!durable).then_some(op);
                 self.snapshots.paused = intent == Intent::Pause;
                 self.crashes = None;
                 self.snapshots.resting()

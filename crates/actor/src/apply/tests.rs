@@ -92,7 +92,11 @@ fn a_pause_ends_paused_also_where_the_disk_is_all_the_durable_storage_there_is()
                 Event::Stored { op: op(2), snapshot: snapshot(1), durable },
             ],
         );
-        assert_eq!((paused.phase.status(), paused.snapshots.uploading), (Status::Paused, None));
+        assert_eq!((paused.phase.status(), paused.snapshots.uploading), (Status::Paused, (!durable).then_some(op(2))));
+        let safe = walk(paused.clone(), (!durable).then(|| Event::Uploaded { prefix: "s1".into() }));
+        assert_eq!((safe.phase.status(), safe.snapshots.base()), (Status::Paused, Some((&snapshot(1), None))));
+        let elsewhere = walk(safe, [Event::LocalLost { node: NodeName::new("n1") }]);
+        assert_eq!(elsewhere.snapshots.base(), Some((&snapshot(1), None)), "it goes on without its node");
     }
 }
 

@@ -109,7 +109,7 @@ impl Control {
     /// Drives an operation from here on, unless somebody does.
     async fn take_over(self: &Arc<Self>, read: Read<OperationRecord>) -> Result<(), ControlError> {
         let operation = &read.value;
-        if operation.owner != self.replica && self.lives(operation.owner) {
+        if operation.owner != self.replica && self.lives(operation.owner) && !self.can_help(operation).await? {
             return Ok(());
         }
         let Some(driver) = self.driver(operation.op) else { return Ok(()) };

@@ -62,7 +62,7 @@ impl Control {
                 patience.wait(self).await?;
                 continue;
             };
-            match self.nodes.forget(&to, forget.gone, forget.prefixes.clone()).await {
+            match self.nodes.forget_snapshots(&to, forget.gone, forget.prefixes.clone()).await {
                 Ok(()) => break,
                 // Its disk is gone with it; what is in durable storage can be removed by any.
                 Err(NodeError::UnknownNode(_)) => node = None,

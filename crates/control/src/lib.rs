@@ -34,6 +34,7 @@ mod idle;
 mod ledger;
 mod nodes;
 mod quota;
+mod reach;
 mod reconcile;
 mod records;
 mod replicas;
@@ -48,7 +49,6 @@ mod workload;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ate_orders::Nodes;
 use ate_placement::Fleet;
 use ate_store::Store;
 use parking_lot::Mutex;
@@ -98,6 +98,10 @@ pub struct Settings {
     pub node_lease: Duration,
     /// How long after that what only the node has, a snapshot that is not durable yet, is waited for.
     pub node_grace: Duration,
+    /// A node that has not answered for so long is out of this replica's reach, however well it renews its lease.
+    pub reach_within: Duration,
+    /// How long a node may take for one order. The longest fetch images.
+    pub answer_within: Duration,
     pub replicas: Replicas,
 }
 
@@ -114,6 +118,9 @@ impl Default for Settings {
             // The rest is for a clock that runs slow, and for actors that take a moment to be held.
             node_lease: ate_orders::NODE_SERVES_FOR * 3 / 2,
             node_grace: Duration::from_secs(60),
+            // Longer than it takes to mend a way that is cut for a moment: all that the node runs is lost.
+            reach_within: Duration::from_secs(120),
+            answer_within: Duration::from_secs(1800),
             replicas: Replicas::Alone,
         }
     }
@@ -121,13 +128,13 @@ impl Default for Settings {
 
 pub struct Control {
     store: Arc<dyn Store>,
-    nodes: Arc<dyn Nodes>,
+    nodes: reach::Reach,
     world: Arc<dyn World>,
     keys: Arc<dyn Keys>,
     settings: Settings,
     /// This process among those of the control plane.
     replica: ate_name::ReplicaId,
-    beats: replicas::Beats<ate_name::ReplicaId, u64>,
+    beats: replicas::Beats<ate_name::ReplicaId, records::ReplicaRecord>,
     known_nodes: replicas::Beats<ate_name::NodeName, NodeRecord>,
     /// When this process last could not reach the store.
     deaf_until: Mutex<Option<tokio::time::Instant>>,

@@ -47,7 +47,7 @@ const ENDED_KEPT: usize = 32;
 
 impl NodeRecord {
     fn is_over(&self, session: SessionId) -> bool {
-        (self.session == session && self.given_up) || self.ended.contains(&session)
+        (self.session == session && (self.given_up || self.shut_out)) || self.ended.contains(&session)
     }
 
     /// The sessions that are over once this one begins.
@@ -93,6 +93,7 @@ impl Control {
                     beat: known.as_ref().map_or(0, |read| read.value.beat) + 1,
                     endpoint: endpoint.to_owned(),
                     given_up: false,
+                    shut_out: false,
                     leaving,
                     ended: known.as_ref().map(|read| read.value.ended_by(session)).unwrap_or_default(),
                 },
@@ -167,6 +168,9 @@ impl Control {
         let Some((known, silence)) = self.known_nodes.last(node) else { return Ok(()) };
         if !known.given_up {
             if self.silence(silence) < self.settings.node_lease {
+                if !known.shut_out && self.is_out_of_everybodys_reach(node) {
+                    self.shut_out(node, known.session).await?;
+                }
                 return Ok(());
             }
             let Some(record) = self.store.get(&node_key(node)).await? else { return Ok(()) };
@@ -208,12 +212,34 @@ impl Control {
         Ok(())
     }
 
+    /// Renews its lease no longer, so that it stops serving by itself, and is given up when it has.
+    async fn shut_out(&self, node: &NodeName, session: SessionId) -> Result<(), ControlError> {
+        let Some(record) = self.store.get(&node_key(node)).await? else { return Ok(()) };
+        let read = Read::<NodeRecord>::decode(record)?;
+        if read.value.session != session || read.value.given_up || read.value.shut_out {
+            return Ok(());
+        }
+        let shut_out = NodeRecord { shut_out: true, ..read.value.clone() };
+        match self.store.commit(Change::new().replace(&read.record, read.rewritten(&shut_out))).await {
+            // It renewed its lease in between: the next look decides.
+            Err(CommitError::Conflict { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+            Ok(_) => {
+                tracing::warn!(%node, "a node says that it lives, but takes orders from nobody: it is shut out");
+                Ok(())
+            }
+        }
+    }
+
     /// Compares a node's workers with the store, at once and from time to time, until the server stops.
     pub async fn look_after(self: Arc<Self>, node: NodeName) {
         for turn in 0_u32.. {
             let given_up = self.known_nodes.last(&node).is_some_and(|(record, _)| record.given_up);
             let compared = match turn % GLANCES {
-                _ if given_up => Ok(true),
+                _ if given_up => {
+                    self.nodes.forget(&node);
+                    Ok(true)
+                }
                 0 => self.reconcile(&node).await,
                 _ => self.glance(&node).await,
             };

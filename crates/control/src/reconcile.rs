@@ -195,7 +195,7 @@ impl Control {
         });
         if !referred {
             tracing::info!(%prefix, %node, "a snapshot that nobody refers to is removed");
-            let _ = self.nodes.forget(node, None, vec![prefix]).await;
+            let _ = self.nodes.forget_snapshots(node, None, vec![prefix]).await;
         }
         Ok(())
     }

@@ -201,10 +201,16 @@ pub(crate) struct Forget {
 }
 
 /// A process of the control plane, and how often it has said that it lives.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ReplicaRecord {
     pub(crate) beat: u64,
+    /// Nodes that have not answered it for too long: others take over what waits for them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) out_of_reach: Vec<NodeName>,
+    /// Nodes that took an order from it and never answered, though they can be reached.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) hanging: Vec<NodeName>,
 }
 
 /// One thing that happened to an actor.
@@ -235,6 +241,9 @@ pub struct NodeRecord {
     /// It was silent for too long. Its actors are others' now, and this session is over.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub given_up: bool,
+    /// It answers nobody, though it renews its lease, which is renewed no longer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shut_out: bool,
     /// It wants to go, and gets no workers any more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leaving: bool,

@@ -65,11 +65,17 @@ impl Control {
                 Some((_, silence)) => self.silence(silence) < lease,
                 // Its record may be on its way to us: it has a lease from now on.
                 None => {
-                    self.beats.note(replica, 0);
+                    self.beats.note(replica, ReplicaRecord::default());
                     true
                 }
             },
         }
+    }
+
+    /// What the others that live have said of themselves.
+    pub(crate) fn other_replicas(&self) -> impl Iterator<Item = ReplicaRecord> {
+        let others = self.beats.all().into_iter().filter(|other| *other != self.replica && self.lives(*other));
+        others.filter_map(|other| self.beats.last(&other).map(|(record, _)| record))
     }
 
     /// How long others have been silent while they could have been heard: when the store is away nobody is.
@@ -80,7 +86,7 @@ impl Control {
     /// Takes over what the store says of a replica.
     pub(crate) fn note_replica(&self, record: &Record) -> Result<(), ControlError> {
         if let Ok(replica) = ReplicaId::parse(record.key.path()) {
-            self.beats.note(replica, Read::<ReplicaRecord>::decode(record.clone())?.value.beat);
+            self.beats.note(replica, Read::<ReplicaRecord>::decode(record.clone())?.value);
         }
         Ok(())
     }
@@ -119,8 +125,7 @@ impl Control {
     }
 
     async fn beat(&self, beat: u64) -> Result<(), ControlError> {
-        let record = ReplicaRecord { beat };
-        self.store.commit(Change::new().put(replica_key(self.replica), encode(&record))).await?;
+        self.store.commit(Change::new().put(replica_key(self.replica), encode(&self.as_replica(beat)))).await?;
         Ok(())
     }
 

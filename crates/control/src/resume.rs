@@ -23,6 +23,9 @@ use crate::{Code, Control, ControlError};
 const AGAIN: Duration = Duration::from_millis(10);
 const DOUBLINGS: u32 = 6;
 
+/// Before the same actor is asked once more to make room.
+const PREEMPT_AGAIN: Duration = Duration::from_secs(1);
+
 /// How long a node that was hindered gets nobody whom another can take.
 const AVOIDED_FOR: Duration = Duration::from_secs(30);
 
@@ -248,17 +251,28 @@ impl Control {
             Ok(order) => order,
             Err(error) => return Ok(Err(NodeError::Refused(error.text))),
         };
-        let mut patience = Patience::new();
+        let (mut patience, begun) = (Patience::new(), Instant::now());
         loop {
             match self.nodes.activate(&node, order.clone()).await {
                 Err(error @ NodeError::Unreachable(_)) => {
                     tracing::warn!(actor = %bound.value.key, %node, %error, "a wake waits for its node");
+                    self.hindered.lock().insert(node.clone(), Instant::now());
+                    if begun.elapsed() > self.settings.answer_within && self.has_not_come(&node, &order).await {
+                        return Ok(Err(NodeError::Hindered(error.to_string())));
+                    }
                     patience.wait(self).await?;
                     self.still(bound).await?;
                 }
                 other => return Ok(other.map(|activated| activated.phases)),
             }
         }
+    }
+
+    /// Whether a node says that what it was to run does not run, and will not.
+    async fn has_not_come(&self, node: &NodeName, order: &Activate) -> bool {
+        let Identity { uid, generation, .. } = order.identity;
+        let ended = self.nodes.discard(node, order.worker, uid, generation).await;
+        matches!(ended, Ok(()) | Err(NodeError::Stale | NodeError::WorkerGone))
     }
 
     /// An error once the operation that an actor was read in is over.
@@ -367,7 +381,7 @@ impl Control {
             preferred_node: preferred.as_ref(),
             avoided_nodes: &avoided,
         };
-        let mut preempted = None::<ActorKey>;
+        let mut preempted = None::<(ActorKey, Instant)>;
         loop {
             let freed = self.freed.notified();
             let idlest = {
@@ -382,9 +396,12 @@ impl Control {
                 fleet.idlest(&wish, may_be).map(|resident| resident.key.clone())
             };
             match idlest {
-                Some(idlest) if preempted.as_ref() != Some(&idlest) => {
+                // The same one again after a while: its save may have been called off, and it idle again since.
+                Some(idlest)
+                    if preempted.as_ref().is_none_or(|(key, at)| *key != idlest || at.elapsed() > PREEMPT_AGAIN) =>
+                {
                     self.begin_save(&idlest, Intent::Idle, "room for another actor");
-                    preempted = Some(idlest);
+                    preempted = Some((idlest, Instant::now()));
                 }
                 None if !patient && preempted.is_none() => {
                     return Err(ControlError::precondition("no free workers available"));

@@ -232,9 +232,13 @@ impl Control {
         lease: &Lease,
         order: Capture,
     ) -> Result<Result<Captured, NodeError>, ControlError> {
-        let mut patience = Patience::new();
+        let (mut patience, begun) = (Patience::new(), tokio::time::Instant::now());
         loop {
             match self.nodes.capture(&lease.node, order.clone()).await {
+                // What is left of it is ended next, if the node does so much as that.
+                Err(error @ NodeError::Unreachable(_)) if begun.elapsed() > self.settings.answer_within => {
+                    return Ok(Err(error));
+                }
                 Err(error @ NodeError::Unreachable(_)) => {
                     tracing::warn!(actor = %read.value.key, node = %lease.node, %error, "a save waits for its node");
                     patience.wait(self).await?;
@@ -286,7 +290,7 @@ impl Control {
             let Some(read) = read.filter(refers) else {
                 // Let go of while it was on its way: what removed it may have come too early.
                 if uploaded.is_ok() {
-                    let _ = self.nodes.forget(&node, None, vec![newest.prefix]).await;
+                    let _ = self.nodes.forget_snapshots(&node, None, vec![newest.prefix]).await;
                 }
                 return Ok(());
             };

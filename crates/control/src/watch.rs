@@ -8,7 +8,9 @@ use ate_store::{Kind, Revision, Store};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use crate::{Control, ControlError, Keys, Replicas, Settings, World, assignments, catalog, drive, follow, replicas};
+use crate::{
+    Control, ControlError, Keys, Replicas, Settings, World, assignments, catalog, drive, follow, reach, replicas,
+};
 
 /// Freezes and thaws that a watcher may be behind; it misses those beyond, and sees the next.
 const STIRRED: usize = 1024;
@@ -46,7 +48,7 @@ impl Control {
             driving: drive::Driving::default(),
             emptying: Mutex::default(),
             store,
-            nodes,
+            nodes: reach::Reach::new(nodes, &settings),
             world,
             keys,
             settings,

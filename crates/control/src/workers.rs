@@ -182,9 +182,11 @@ impl Control {
         }
     }
 
-    /// Some node, for what any of them can do.
+    /// Some node, for what any of them can do; one that answers, if there is one.
     pub fn any_node(&self) -> Option<NodeName> {
-        self.fleet.lock().iter().next().map(|worker| worker.lease.node.clone())
+        let fleet = self.fleet.lock();
+        let nodes = || fleet.iter().map(|worker| &worker.lease.node);
+        nodes().find(|node| self.nodes.answers(node)).or_else(|| nodes().next()).cloned()
     }
 
     /// Every worker there is, for lists.

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use ate_actor::Intent;
-use ate_control::{Assigned, Code, ControlError};
+use ate_control::{Asked, Assigned, Code, ControlError};
 use ate_name::{ActorKey, Generation, ObjectKey};
 use ate_witness::{Seen, What};
 use parking_lot::Mutex;
@@ -17,6 +18,9 @@ use crate::world::World;
 
 /// How long a client waits for one call.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
+
+/// The atespace of everybody.
+pub(crate) const SPACE: &str = "space";
 
 /// Tries of one request, as a router does them.
 const TRIES: usize = 5;
@@ -36,7 +40,7 @@ pub(crate) struct Clients {
 
 impl Clients {
     pub(crate) fn new(world: Arc<World>, cluster: Arc<Cluster>, template: ObjectKey, actors: usize) -> Arc<Self> {
-        let named = |prefix: char, n: usize| ActorKey::parse("space", &format!("{prefix}{n}")).expect("a name");
+        let named = |prefix: char, n: usize| ActorKey::parse(SPACE, &format!("{prefix}{n}")).expect("a name");
         let actors = (0..actors).map(|n| named('a', n)).collect();
         Arc::new(Self {
             world,
@@ -56,10 +60,11 @@ impl Clients {
     }
 
     fn replica(&self) -> Option<Arc<Replica>> {
-        self.world.dice.pick(&self.living()).cloned()
+        let serving: Vec<_> = self.living().into_iter().filter(|replica| replica.serves.load(Relaxed)).collect();
+        self.world.dice.pick(&serving).cloned()
     }
 
-    /// A call to some replica; `None` if it dies, or does not answer in time.
+    /// A call to some replica; `None` if it dies, does not answer in time, or one of the two messages is lost.
     pub(crate) async fn call<T>(
         &self,
         what: impl AsyncFnOnce(Arc<Replica>) -> Result<T, ControlError>,
@@ -69,19 +74,23 @@ impl Clients {
             return None;
         };
         self.world.pass().await;
-        tokio::select! {
+        if self.world.dice.happens(self.world.weather().lost) {
+            return None;
+        }
+        let answer = tokio::select! {
             biased;
             () = replica.process.died() => None,
             () = tokio::time::sleep(PATIENCE) => None,
             answer = what(Arc::clone(&replica)) => Some(answer),
-        }
+        };
+        answer.filter(|_| !self.world.dice.happens(self.world.weather().lost))
     }
 
     /// One client, until it is told to stop.
     pub(crate) async fn live(self: Arc<Self>, stop: tokio_util::sync::CancellationToken) {
         while !stop.is_cancelled() {
             let key = self.actors[self.world.dice.below(self.actors.len())].clone();
-            match self.world.dice.below(20) {
+            match self.world.dice.below(21) {
                 0..=11 => drop(self.request(&key).await),
                 12..=14 => self.suspend(&key).await,
                 15 => drop(self.call(async |replica| replica.control.save_actor(&key, Intent::Pause).await).await),
@@ -90,7 +99,8 @@ impl Clients {
                     drop(self.call(async |replica| replica.control.delete_actor(&key).await).await);
                 }
                 18 if self.world.dice.happens(300) => {
-                    drop(self.call(async |replica| replica.control.restart_actor(&key, false).await).await);
+                    let force = self.world.dice.happens(300);
+                    drop(self.call(async |replica| replica.control.restart_actor(&key, force).await).await);
                 }
                 // Nobody asks a copy to count: it begins with what others have counted.
                 19 if self.world.dice.happens(300) => {
@@ -100,8 +110,31 @@ impl Clients {
                         false => drop(self.call(async |replica| replica.control.delete_actor(&copy).await).await),
                     }
                 }
+                20 if self.world.dice.happens(50) => self.by_force(&key).await,
                 _ => tokio::time::sleep(self.world.dice.between(Duration::ZERO, Duration::from_secs(4))).await,
             }
+        }
+    }
+
+    /// An operator who has lost patience.
+    async fn by_force(&self, key: &ActorKey) {
+        let asked = Asked::by("sim", "it takes too long").expect("a line");
+        self.world.force(key);
+        let silent = match self.world.dice.happens(700) {
+            true => {
+                let unstuck = self.call(async |replica| replica.control.unstick_actor(key, &asked).await).await;
+                unstuck.map(|unstuck| unstuck.map(|(_, silent)| silent))
+            }
+            false => self.call(async |replica| replica.control.force_delete_actor(key, &asked).await).await,
+        };
+        self.world.say(format_args!("force on {key}: {silent:?}"));
+        let harmless = match silent {
+            Some(Ok(silent)) => silent.is_none(),
+            Some(Err(error)) => matches!(error.code, Code::NotFound | Code::FailedPrecondition),
+            None => false,
+        };
+        if harmless {
+            self.world.unforce(key);
         }
     }
 

@@ -110,6 +110,10 @@ struct Node {
     aborted: BTreeSet<OpId>,
     /// Nobody reaches it, and it reaches nobody.
     cut_off: bool,
+    /// It never comes back, and neither does its disk.
+    gone: bool,
+    /// It takes orders and never carries them out, though it says that it lives and how it is.
+    hangs: bool,
 }
 
 #[derive(Debug)]
@@ -118,6 +122,8 @@ pub(crate) struct Cluster {
     nodes: Mutex<BTreeMap<NodeName, Node>>,
     storage: Mutex<Storage>,
     pub(crate) pool: ObjectKey,
+    /// Ways there that are cut; the ways back are open.
+    cuts: Mutex<BTreeSet<(String, NodeName)>>,
     news: Mutex<Vec<tokio::sync::mpsc::Sender<(NodeName, NodeEvent)>>>,
     pub(crate) store: std::sync::OnceLock<Arc<crate::store::Shared>>,
 }
@@ -140,6 +146,7 @@ impl Cluster {
             nodes: Mutex::default(),
             storage: Mutex::default(),
             pool,
+            cuts: Mutex::default(),
             news: Mutex::default(),
             store: std::sync::OnceLock::new(),
         };
@@ -156,6 +163,8 @@ impl Cluster {
                 busy: BTreeSet::new(),
                 aborted: BTreeSet::new(),
                 cut_off: false,
+                gone: false,
+                hangs: false,
             };
             cluster.nodes.lock().insert(NodeName::new(format!("node-{n}")), node);
         }
@@ -193,8 +202,12 @@ impl Cluster {
     fn tell(&self, node: &NodeName, event: &NodeEvent) {
         self.news.lock().retain(|news| !news.is_closed());
         for news in self.news.lock().iter() {
-            // What is missed is made good by the next comparison.
-            if !self.world.dice.happens(self.world.weather().lost) {
+            // What is missed is made good by the next comparison; what is told twice was told before.
+            let times = match self.world.dice.happens(self.world.weather().lost) {
+                true => 0,
+                false => 1 + usize::from(self.world.dice.happens(self.world.weather().doubled)),
+            };
+            for _ in 0..times {
                 let _ = news.try_send((node.clone(), event.clone()));
             }
         }
@@ -235,6 +248,24 @@ impl Cluster {
         }
     }
 
+    pub(crate) fn set_hangs(&self, name: &NodeName, hangs: bool) {
+        if let Some(node) = self.nodes.lock().get_mut(name) {
+            self.world.say(format_args!("{name} {}", if hangs { "hangs" } else { "hangs no more" }));
+            node.hangs = hangs;
+        }
+    }
+
+    /// The way from a replica to a node, not the way back.
+    pub(crate) fn cut(&self, replica: &str, name: &NodeName) {
+        self.world.say(format_args!("{replica} does not reach {name}"));
+        self.cuts.lock().insert((replica.to_owned(), name.clone()));
+    }
+
+    pub(crate) fn mend_ways_to(&self, name: &NodeName) {
+        self.world.say(format_args!("every way to {name} is open"));
+        self.cuts.lock().retain(|(_, cut)| cut != name);
+    }
+
     /// The node's process dies; its workers live on.
     pub(crate) fn kill_node(&self, name: &NodeName) {
         if let Some(node) = self.nodes.lock().get_mut(name) {
@@ -267,10 +298,24 @@ impl Cluster {
         }
     }
 
-    pub(crate) fn start_node(&self, name: &NodeName) {
+    /// Destroys a machine, unless it would be the second: those that are left must be enough for everybody.
+    pub(crate) fn destroy(&self, name: &NodeName) {
+        if self.nodes.lock().values().any(|node| node.gone) {
+            return;
+        }
+        self.power_off(name);
+        self.wipe_disk(name);
         if let Some(node) = self.nodes.lock().get_mut(name) {
+            self.world.say(format_args!("{name} will not come back"));
+            node.gone = true;
+        }
+    }
+
+    pub(crate) fn start_node(&self, name: &NodeName) {
+        if let Some(node) = self.nodes.lock().get_mut(name).filter(|node| !node.gone) {
             self.world.say(format_args!("{name} starts"));
             node.up = true;
+            node.hangs = false;
             // It has what its workers kept for it.
             node.in_hand =
                 node.workers.values().flat_map(|worker| worker.retained.iter().map(|(op, app)| (*op, *app))).collect();
@@ -436,6 +481,7 @@ impl Cluster {
         let Identity { key, uid, generation, .. } = identity;
         match store.actor(key).await {
             Some(actor) if actor.uid == *uid && actor.generation == *generation => {}
+            _ if self.world.is_forced(key) => {}
             now => {
                 let now = now.map(|actor| actor.generation);
                 self.world.broken(format!("generation {generation} of {key} was served, but it is at {now:?}"));

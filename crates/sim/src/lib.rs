@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_actor::Phase;
-use ate_control::Settings;
+use ate_control::{Quota, Settings};
 use ate_name::ObjectKey;
 use ate_object::read_manifests;
 use ate_store::Kind;
@@ -30,8 +30,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use ate_orders::NODE_SERVES_FOR;
-use clients::{Clients, PATIENCE};
+use ate_orders::{Exit, NODE_SERVES_FOR};
+use clients::{Clients, PATIENCE, SPACE};
 use cluster::Cluster;
 use replica::Replica;
 use store::Shared;
@@ -119,7 +119,15 @@ impl Simulation {
     }
 
     fn outcome(&self, seed: u64) -> Outcome {
-        let seen = self.clients.seen.lock().clone();
+        // Of whom force was used on it is known that it may have run twice.
+        let mut seen = self.clients.seen.lock().clone();
+        seen.retain(|seen| {
+            !self
+                .clients
+                .actors
+                .iter()
+                .any(|key| self.world.is_forced(key) && seen.actor.starts_with(&format!("{key} ")))
+        });
         let examined = ate_witness::examine(&seen).unwrap_or_else(|contradiction| {
             self.world.broken(contradiction.to_string());
             Default::default()
@@ -152,12 +160,16 @@ impl Simulation {
         self.start_replica();
         self.keep_nodes();
         self.furnish().await;
+        if self.world.dice.happens(300) {
+            self.limit().await;
+        }
         let dice = &self.world.dice;
         let often = |most: usize| u32::try_from(dice.below(most)).unwrap_or(0);
         self.world.set_weather(Weather {
             lost: often(60),
             doubled: often(60),
             commit_untold: often(60),
+            commit_late: often(30),
             fails: often(100),
             slow: often(40),
         });
@@ -181,7 +193,7 @@ impl Simulation {
         let objects = manifests.objects;
         loop {
             let applied = self.clients.call(async |replica| replica.control.apply(objects.clone()).await).await;
-            let space = ate_name::AtespaceName::parse("space").expect("a name");
+            let space = ate_name::AtespaceName::parse(SPACE).expect("a name");
             let made = self.clients.call(async |replica| replica.control.create_atespace(&space).await).await;
             if matches!(applied, Some(Ok(_))) && made.is_some() {
                 break;
@@ -203,14 +215,36 @@ impl Simulation {
         }
     }
 
+    /// A quota that everybody has heard of before anything goes wrong, so that it is passed at no commit.
+    async fn limit(&self) {
+        let few = |least: usize, more: usize| Some((least + self.world.dice.below(more)) as u64);
+        let quota = Quota {
+            actors: few(self.clients.actors.len(), 3),
+            running: few(1, 4),
+            snapshot_bytes: None,
+            wakes_per_second: if self.world.dice.happens(500) { few(1, 4) } else { None },
+        };
+        let space = &self.clients.actors[0].atespace;
+        let limited = self.clients.call(async |replica| replica.control.set_quota(space, quota).await).await;
+        if matches!(limited, Some(Ok(()))) {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            self.world.say(format_args!("{quota:?}"));
+            *self.store.quota.lock() = quota;
+        }
+    }
+
     /// Something goes wrong.
     fn mischief(&self) {
         let dice = &self.world.dice;
         let nodes = self.cluster.names();
         let Some(node) = dice.pick(&nodes).cloned() else { return };
-        match dice.below(16) {
+        match dice.below(20) {
             0 | 1 => self.cluster.kill_worker(&node),
-            2 | 3 => self.cluster.kill_sandbox(&node),
+            2 => self.cluster.kill_sandbox(&node),
+            3 => {
+                let exit = if dice.happens(500) { Exit::Code(1) } else { Exit::OutOfMemory };
+                self.cluster.end_sandbox(&node, exit);
+            }
             4 => {
                 self.cluster.kill_node(&node);
                 self.later(20, move |cluster| cluster.start_node(&node));
@@ -245,7 +279,26 @@ impl Simulation {
                     world.say("the store is back");
                 });
             }
-            10 | 11 => {
+            10 if dice.happens(300) => self.cluster.destroy(&node),
+            11 => {
+                let living = self.clients.living();
+                let cut: Vec<_> = match dice.happens(500) {
+                    true => living.iter().collect(),
+                    false => dice.pick(&living).into_iter().collect(),
+                };
+                cut.into_iter().for_each(|replica| self.cluster.cut(&replica.name, &node));
+                self.later(90, move |cluster| cluster.mend_ways_to(&node));
+            }
+            12 if dice.happens(500) => {
+                self.cluster.set_hangs(&node, true);
+                self.later(90, move |cluster| cluster.set_hangs(&node, false));
+            }
+            13 => {
+                if let Some(replica) = dice.pick(&self.clients.living()) {
+                    replica.set_clock(&self.world);
+                }
+            }
+            14 | 15 => {
                 let living = self.clients.living();
                 if let Some(replica) = dice.pick(&living) {
                     let time = dice.between(Duration::from_secs(1), Duration::from_secs(20));
@@ -288,6 +341,8 @@ impl Simulation {
         for node in self.cluster.names() {
             self.cluster.set_full(&node, false);
             self.cluster.set_cut_off(&node, false);
+            self.cluster.mend_ways_to(&node);
+            self.cluster.set_hangs(&node, false);
         }
         if self.clients.living().is_empty() {
             self.start_replica();

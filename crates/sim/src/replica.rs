@@ -1,6 +1,7 @@
 //! Replicas of the real control plane, on simulated ground.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,6 +11,7 @@ use ate_orders::{
     Activate, Activated, Capture, Captured, CopyOrder, ExecOrder, Exit, LogsOrder, NodeError, NodeReport, Nodes,
     Output, SnapshotOrder, Stored,
 };
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use crate::cluster::Cluster;
@@ -26,6 +28,8 @@ pub(crate) const SETTINGS: Settings = Settings {
     reconcile: Duration::from_secs(5),
     node_lease: Duration::from_secs(20),
     node_grace: Duration::from_secs(40),
+    reach_within: Duration::from_secs(25),
+    answer_within: Duration::from_secs(60),
     replicas: Replicas::Several { beat: Duration::from_secs(1), lease: Duration::from_secs(6) },
 };
 
@@ -33,24 +37,32 @@ pub(crate) struct Replica {
     pub(crate) control: Arc<Control>,
     pub(crate) process: Arc<Process>,
     pub(crate) name: String,
+    /// It has read what it needs, and serves.
+    pub(crate) serves: AtomicBool,
+    skew: Arc<Mutex<jiff::SignedDuration>>,
 }
 
 /// Its own clock, off by some minutes.
 struct ItsWorld {
     world: Arc<World>,
-    skew: jiff::SignedDuration,
+    skew: Arc<Mutex<jiff::SignedDuration>>,
 }
 
 impl ate_control::World for ItsWorld {
     fn now(&self) -> jiff::Timestamp {
         let micros = i64::try_from(self.world.micros()).unwrap_or(i64::MAX);
         let base = jiff::Timestamp::new(1_800_000_000, 0).expect("a date");
-        base + jiff::SignedDuration::from_micros(micros) + self.skew
+        base + jiff::SignedDuration::from_micros(micros) + *self.skew.lock()
     }
 
     fn random(&self) -> [u8; 16] {
         self.world.dice.bytes()
     }
+}
+
+/// A few, ahead or behind.
+fn some_minutes(world: &World) -> jiff::SignedDuration {
+    jiff::SignedDuration::from_mins(i64::try_from(world.dice.below(10)).unwrap_or(0) - 5)
 }
 
 struct NoKeys;
@@ -81,14 +93,22 @@ impl Replica {
             store: Arc::clone(store),
             world: Arc::clone(world),
             process: Arc::clone(&process),
+            replica: name.clone(),
         };
-        let minutes = i64::try_from(world.dice.below(10)).unwrap_or(0) - 5;
-        let own = ItsWorld { world: Arc::clone(world), skew: jiff::SignedDuration::from_mins(minutes) };
+        let skew = Arc::new(Mutex::new(some_minutes(world)));
+        let own = ItsWorld { world: Arc::clone(world), skew: Arc::clone(&skew) };
         let control = Control::new(Arc::new(wire), Arc::new(nodes), Arc::new(own), Arc::new(NoKeys), settings);
         world.say(format_args!("{name} starts"));
-        let replica = Arc::new(Self { control, process, name });
+        let replica = Arc::new(Self { control, process, name, serves: AtomicBool::new(false), skew });
         tokio::spawn(Arc::clone(&replica).run(Arc::clone(world), Arc::clone(cluster)));
         replica
+    }
+
+    /// Somebody sets its clock.
+    pub(crate) fn set_clock(&self, world: &World) {
+        let skew = some_minutes(world);
+        world.say(format_args!("the clock of {} is off by {skew:?}", self.name));
+        *self.skew.lock() = skew;
     }
 
     async fn run(self: Arc<Self>, world: Arc<World>, cluster: Arc<Cluster>) {
@@ -96,6 +116,7 @@ impl Replica {
             world.say(format_args!("{} cannot start: {error}", self.name));
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
+        self.serves.store(true, Relaxed);
         for node in cluster.names() {
             tokio::spawn(Arc::clone(&self.control).look_after(node));
         }
@@ -104,9 +125,13 @@ impl Replica {
         let process = Arc::clone(&self.process);
         tokio::spawn(async move {
             while let Some((node, event)) = news.recv().await {
-                world.pass().await;
-                process.step().await;
-                control.take_news(&node, event).await;
+                // Each by itself: one may overtake another.
+                let (world, process, control) = (Arc::clone(&world), Arc::clone(&process), Arc::clone(&control));
+                tokio::spawn(async move {
+                    world.pass().await;
+                    process.step().await;
+                    control.take_news(&node, event).await;
+                });
             }
         });
         self.control.start_controllers();
@@ -118,9 +143,19 @@ struct NodesWire {
     store: Arc<Shared>,
     world: Arc<World>,
     process: Arc<Process>,
+    replica: String,
 }
 
 impl NodesWire {
+    /// An order on its way: it may not get there, or nobody there may take it up.
+    async fn send(&self, node: &NodeName) -> Result<(), NodeError> {
+        self.cluster.way(&self.replica, node)?;
+        while self.cluster.hangs(node) {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        Ok(())
+    }
+
     /// An order may arrive twice, the second time late.
     fn double(&self, again: impl Future<Output = ()> + Send + 'static) {
         if self.world.dice.happens(self.world.weather().doubled) {
@@ -139,6 +174,7 @@ impl NodesWire {
 impl Nodes for NodesWire {
     async fn report(&self, node: &NodeName) -> Result<NodeReport, NodeError> {
         self.process.step().await;
+        self.cluster.way(&self.replica, node)?;
         let answer = self.cluster.report(node).await;
         self.process.step().await;
         answer
@@ -146,6 +182,7 @@ impl Nodes for NodesWire {
 
     async fn activate(&self, node: &NodeName, order: Activate) -> Result<Activated, NodeError> {
         self.process.point("before", "activate").await;
+        self.send(node).await?;
         let (cluster, name, again) = (Arc::clone(&self.cluster), node.clone(), order.clone());
         self.double(async move { drop(cluster.activate(&name, &again).await) });
         let answer = self.cluster.activate(node, &order).await;
@@ -157,6 +194,7 @@ impl Nodes for NodesWire {
 
     async fn capture(&self, node: &NodeName, order: Capture) -> Result<Captured, NodeError> {
         self.process.point("before", "capture").await;
+        self.send(node).await?;
         let (cluster, name, again) = (Arc::clone(&self.cluster), node.clone(), order.clone());
         self.double(async move { drop(cluster.capture(&name, &again).await) });
         let answer = self.cluster.capture(node, &order).await;
@@ -167,11 +205,13 @@ impl Nodes for NodesWire {
 
     async fn abort(&self, node: &NodeName, _: WorkerUid, op: OpId) -> Result<(), NodeError> {
         self.process.step().await;
+        self.send(node).await?;
         self.cluster.abort(node, op).await
     }
 
     async fn store(&self, node: &NodeName, order: SnapshotOrder) -> Result<Stored, NodeError> {
         self.process.point("before", "store").await;
+        self.send(node).await?;
         let (cluster, name, again) = (Arc::clone(&self.cluster), node.clone(), order.clone());
         self.double(async move { drop(cluster.store(&name, &again).await) });
         let answer = self.cluster.store(node, &order).await;
@@ -182,11 +222,13 @@ impl Nodes for NodesWire {
 
     async fn release(&self, node: &NodeName, op: OpId) -> Result<(), NodeError> {
         self.process.step().await;
+        self.send(node).await?;
         self.cluster.release(node, op).await
     }
 
     async fn copy(&self, node: &NodeName, order: CopyOrder) -> Result<Stored, NodeError> {
         self.process.point("before", "copy").await;
+        self.send(node).await?;
         let (cluster, name, again) = (Arc::clone(&self.cluster), node.clone(), order.clone());
         self.double(async move { drop(cluster.copy(&name, &again).await) });
         let answer = self.cluster.copy(node, &order).await;
@@ -197,6 +239,9 @@ impl Nodes for NodesWire {
 
     async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError> {
         self.process.point("before", "upload").await;
+        self.send(node).await?;
+        let (cluster, name, again) = (Arc::clone(&self.cluster), node.clone(), prefix.to_owned());
+        self.double(async move { drop(cluster.upload(&name, &again).await) });
         let answer = self.cluster.upload(node, prefix).await;
         self.world.say(format_args!("upload {prefix}: {answer:?}"));
         self.process.point("after", "upload").await;
@@ -211,6 +256,9 @@ impl Nodes for NodesWire {
         generation: Generation,
     ) -> Result<(), NodeError> {
         self.process.point("before", "discard").await;
+        self.send(node).await?;
+        let (cluster, name) = (Arc::clone(&self.cluster), node.clone());
+        self.double(async move { drop(cluster.discard(&name, worker, actor, generation).await) });
         let answer = self.cluster.discard(node, worker, actor, generation).await;
         self.world.say(format_args!("discard {} at {generation}: {answer:?}", short(actor)));
         self.process.point("after", "discard").await;
@@ -233,6 +281,7 @@ impl Nodes for NodesWire {
 
     async fn forget(&self, node: &NodeName, _: Option<ActorUid>, prefixes: Vec<String>) -> Result<(), NodeError> {
         self.process.point("before", "forget").await;
+        self.send(node).await?;
         let referred = self.store.referred().await;
         let answer = self.cluster.forget(node, &prefixes, &referred).await;
         self.process.point("after", "forget").await;
@@ -299,7 +348,8 @@ mod tests {
             let store = Shared::new(Arc::clone(&world));
             cluster.store.set(Arc::clone(&store)).expect("set once");
             let process = Arc::new(Process::default());
-            keeps_its_promises(&Simulated(NodesWire { cluster, store, world, process })).await;
+            let replica = "replica".to_owned();
+            keeps_its_promises(&Simulated(NodesWire { cluster, store, world, process, replica })).await;
         });
     }
 }

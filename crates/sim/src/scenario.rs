@@ -11,6 +11,7 @@ use ate_control::{Asked, Assignee, AuditEntry, ControlError, Quota, Replicas, Se
 use ate_name::{ActorKey, ActorUid, Generation, NodeName};
 use ate_store::{Change, Kind, Store};
 
+use crate::clients::SPACE;
 use crate::replica::{Replica, SETTINGS};
 use crate::{CALM, Outcome, Simulation};
 
@@ -148,7 +149,7 @@ impl Stage {
     }
 
     fn copy(&self) -> ActorKey {
-        ActorKey::parse("space", "copy").expect("a name")
+        ActorKey::parse(SPACE, "copy").expect("a name")
     }
 
     pub async fn fork(&self) -> Option<Result<Actor, ControlError>> {
@@ -158,7 +159,7 @@ impl Stage {
 
     /// The other way round: of the actor that has the fork's name.
     pub async fn fork_back(&self) -> Option<Result<Actor, ControlError>> {
-        let third = ActorKey::parse("space", "third").expect("a name");
+        let third = ActorKey::parse(SPACE, "third").expect("a name");
         let forked = self.at_first(async |first| first.control.fork_actor(&self.copy(), &third).await).await;
         forked.map(|forked| forked.map(|forked| forked.actor))
     }
@@ -214,7 +215,7 @@ impl Stage {
         });
         let (record, free) = workers.into_iter().find(|(_, worker)| worker.assigned.is_none()).expect("one is free");
         let nobody = Assignee {
-            key: ActorKey::parse("space", "nobody").expect("a name"),
+            key: ActorKey::parse(SPACE, "nobody").expect("a name"),
             uid: ActorUid::from_random([7; 16]),
             generation: Generation::new(1),
             template: self.actor().await.expect("it is there").template,
@@ -311,6 +312,33 @@ impl Stage {
 
     pub fn power_off(&self, node: &NodeName) {
         self.simulation.cluster.power_off(node);
+    }
+
+    /// The first replica's orders do not get there; what the node says is heard.
+    pub fn cut_first_from(&self, node: &NodeName) {
+        self.simulation.cluster.cut(&self.first.name, node);
+    }
+
+    pub fn cut_everybody_from(&self, node: &NodeName, cut: bool) {
+        match cut {
+            true => self.simulation.clients.living().iter().for_each(|it| self.simulation.cluster.cut(&it.name, node)),
+            false => self.simulation.cluster.mend_ways_to(node),
+        }
+    }
+
+    /// Asks the first replica for a suspend, and does not wait for it.
+    pub fn suspend_at_first_behind(&self) {
+        let (first, actor) = (Arc::clone(&self.first), self.actor.clone());
+        tokio::spawn(async move { first.control.save_actor(&actor, Intent::Suspend).await });
+    }
+
+    pub fn hang(&self, node: &NodeName, hangs: bool) {
+        self.simulation.cluster.set_hangs(node, hangs);
+    }
+
+    /// It never comes back.
+    pub fn destroy(&self, node: &NodeName) {
+        self.simulation.cluster.destroy(node);
     }
 
     pub fn start_node(&self, node: &NodeName) {

@@ -2,17 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use ate_actor::{Actor, Lease, Phase};
-use ate_control::{Check, Finding, NodeRecord, Template, WorkerRecord};
+use ate_control::{Check, Finding, NodeRecord, Quota, Template, WorkerRecord};
 use ate_name::{ActorKey, Generation, NodeName};
 use ate_store::{
     Change, CommitError, Committed, Entry, Fault, FeedLimits, Key, Kind, MemoryStore, Page, Prefix, Record, Revision,
     Store, Watch, WatchError, Write,
 };
+use futures::StreamExt as _;
 use parking_lot::Mutex;
 
+use crate::clients::SPACE;
 use crate::cluster::Cluster;
 use crate::process::Process;
 use crate::world::{World, short};
@@ -27,6 +30,8 @@ pub(crate) struct Shared {
     generations: Mutex<BTreeMap<String, Generation>>,
     /// Of each actor whose newest snapshot is on one disk only: its prefix, and whose disk.
     only_copies: Mutex<BTreeMap<String, (String, NodeName)>>,
+    /// What may not be passed.
+    pub(crate) quota: Mutex<Quota>,
 }
 
 impl Shared {
@@ -38,6 +43,7 @@ impl Shared {
             away: Mutex::new(false),
             generations: Mutex::default(),
             only_copies: Mutex::default(),
+            quota: Mutex::default(),
         })
     }
 
@@ -103,6 +109,9 @@ impl Shared {
             })
             .collect();
         let committed = self.memory.commit(change).await?;
+        if puts.iter().any(|(key, _)| key.kind() == Kind::Actor) {
+            self.check_quota().await;
+        }
         for (key, value) in puts {
             match key.kind() {
                 Kind::Actor => self.check_actor(cluster, &serde_json::from_slice(&value).expect("an actor")).await,
@@ -111,6 +120,23 @@ impl Shared {
             }
         }
         Ok(committed)
+    }
+
+    async fn check_quota(&self) {
+        let Quota { actors: most, running: most_running, .. } = *self.quota.lock();
+        if most.is_none() && most_running.is_none() {
+            return;
+        }
+        let actors = self.actors().await;
+        let actors = actors.iter().filter(|actor| actor.key.atespace.as_str() == SPACE);
+        let (mut count, mut running) = (0, 0);
+        for actor in actors {
+            count += 1;
+            running += u64::from(actor.lease().is_some());
+        }
+        if most.is_some_and(|most| count > most) || most_running.is_some_and(|most| running > most) {
+            self.world.broken(format!("a quota is passed: {count} actors, {running} of them running"));
+        }
     }
 
     async fn check_actor(&self, cluster: &Cluster, actor: &Actor) {
@@ -133,6 +159,13 @@ impl Shared {
             let assigned = worker.and_then(|worker| worker.assigned);
             if !assigned.is_some_and(|assignee| assignee.uid == actor.uid && assignee.generation == actor.generation) {
                 broken("it holds a worker that is not assigned to it");
+            }
+        }
+        let held = actor.lease().map(|lease| lease.worker);
+        for worker in self.workers().await {
+            let assigned = worker.assigned.as_ref().is_some_and(|assignee| assignee.uid == actor.uid);
+            if assigned && held != Some(worker.lease.worker) {
+                broken("a worker is assigned to it that it does not hold");
             }
         }
         let only = actor.snapshots.base().and_then(|(newest, node)| Some((newest.prefix.clone(), node?.clone())));
@@ -254,6 +287,16 @@ impl Store for StoreWire {
         self.reach().await?;
         let what = purpose(&change);
         self.process.point("before commit of", what).await;
+        if self.world.dice.happens(self.world.weather().commit_late) {
+            let (shared, cluster, world) =
+                (Arc::clone(&self.shared), Arc::clone(&self.cluster), Arc::clone(&self.world));
+            tokio::spawn(async move {
+                tokio::time::sleep(world.dice.between(Duration::ZERO, Duration::from_secs(5))).await;
+                world.say("a commit that was given up is made");
+                let _ = shared.commit(&cluster, change).await;
+            });
+            return Err(unavailable().into());
+        }
         let committed = self.shared.commit(&self.cluster, change).await;
         self.world.pass().await;
         self.process.point("after commit of", what).await;
@@ -280,7 +323,18 @@ impl Store for StoreWire {
 
     async fn watch(&self, prefix: &Prefix, after: Revision) -> Result<Watch, WatchError> {
         self.reach().await?;
-        self.shared.memory.watch(prefix, after).await
+        let watch = self.shared.memory.watch(prefix, after).await?;
+        let world = Arc::clone(&self.world);
+        // In order, and late.
+        Ok(watch
+            .then(move |event| {
+                let world = Arc::clone(&world);
+                async move {
+                    world.pass().await;
+                    event
+                }
+            })
+            .boxed())
     }
 
     async fn revision(&self) -> Result<Revision, Fault> {

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ate_name::ActorKey;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -18,7 +19,9 @@ pub(crate) struct Weather {
     pub(crate) doubled: u32,
     /// A commit's outcome is not told.
     pub(crate) commit_untold: u32,
-    /// A node fails at what it is told, without harm.
+    /// A commit is answered as unavailable, and made later all the same.
+    pub(crate) commit_late: u32,
+    /// A node fails at what it is told, without harm: its disk, its storage, its sandbox.
     pub(crate) fails: u32,
     /// A message takes seconds.
     pub(crate) slow: u32,
@@ -40,6 +43,8 @@ pub(crate) struct World {
     weather: Mutex<Weather>,
     trace: Mutex<String>,
     broken: Mutex<Option<Broken>>,
+    /// Actors that an operator has used force on while their node was silent, once for each time.
+    forced: Mutex<Vec<ActorKey>>,
 }
 
 impl World {
@@ -50,6 +55,7 @@ impl World {
             weather: Mutex::new(weather),
             trace: Mutex::default(),
             broken: Mutex::default(),
+            forced: Mutex::default(),
         })
     }
 
@@ -83,6 +89,23 @@ impl World {
 
     pub(crate) fn verdict(&self) -> Option<Broken> {
         self.broken.lock().clone()
+    }
+
+    /// Force is used on an actor: whoever does that accepts that a node which cannot be asked may serve it for a while.
+    pub(crate) fn force(&self, key: &ActorKey) {
+        self.forced.lock().push(key.clone());
+    }
+
+    /// It did no harm after all.
+    pub(crate) fn unforce(&self, key: &ActorKey) {
+        let mut forced = self.forced.lock();
+        if let Some(at) = forced.iter().position(|forced| forced == key) {
+            forced.remove(at);
+        }
+    }
+
+    pub(crate) fn is_forced(&self, key: &ActorKey) -> bool {
+        self.forced.lock().contains(key)
     }
 
     /// The time that a message or a small piece of work takes.

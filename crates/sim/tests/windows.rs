@@ -1,6 +1,7 @@
 //! The windows in which an operation can be cut off, each with what must come of it. The rows of `docs/faults.md`.
 
 use ate_actor::Phase;
+use ate_name::NodeName;
 use ate_sim::scenario::{Stage, play, play_alone};
 
 /// The first replica dies at the point while it resumes a suspended actor; the other brings it to an end.
@@ -205,11 +206,26 @@ fn window_15_a_node_is_lost_with_a_paused_actor() {
         assert!(stage.suspend().await);
         assert_eq!(stage.count().await, 2);
         assert!(stage.pause().await);
+        stage.until("durable", |actor| actor.snapshots.base().is_some_and(|(_, only)| only.is_none())).await;
         let node = stage.node().await;
         stage.power_off(&node);
+        assert_eq!(stage.count().await, 3, "it was paused on its node, and brought to durable storage behind that");
+        assert_eq!(stage.counted("ate_actors_fell_back_total"), 0);
+    });
+}
+
+#[test]
+fn window_15_a_node_is_lost_before_a_pause_is_durable() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        assert_eq!(stage.count().await, 2);
+        stage.storage_away(true);
+        assert!(stage.pause().await);
+        let node = stage.node().await;
+        stage.destroy(&node);
+        stage.storage_away(false);
         assert_eq!(stage.count().await, 2, "from its last durable snapshot, after a grace");
         assert_eq!(stage.counted("ate_actors_fell_back_total"), 1);
-        stage.start_node(&node);
     });
 }
 
@@ -347,6 +363,63 @@ fn a_full_disk_keeps_the_image_until_there_is_room() {
         };
         let (suspended, ()) = tokio::join!(suspended, freed);
         assert!(suspended);
+        assert_eq!(stage.count().await, 3);
+    });
+}
+
+#[test]
+fn what_waits_for_a_node_that_its_owner_does_not_reach_is_taken_over_by_one_that_does() {
+    play(async |stage: &Stage| {
+        assert_eq!(stage.count().await, 2);
+        let node = stage.node().await;
+        stage.cut_first_from(&node);
+        stage.suspend_at_first_behind();
+        stage.until_suspended().await;
+        assert_eq!(stage.counted("ate_operations_taken_over_total"), 1);
+        assert_eq!(stage.counted("ate_nodes_given_up_total"), 0);
+        assert_eq!(stage.count().await, 3, "nothing that was counted is lost");
+    });
+}
+
+/// It says that it lives, and takes orders from nobody: what waits for it must not wait for as long as it lives.
+fn a_node_out_of_reach_is_shut_out(out_of_reach: impl Fn(&Stage, &NodeName, bool)) {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        assert_eq!(stage.count().await, 2);
+        let node = stage.node().await;
+        out_of_reach(stage, &node, true);
+        stage.suspend_at_first_behind();
+        stage.until("suspending", |actor| matches!(actor.phase, Phase::Suspending { .. })).await;
+        stage.until_suspended().await;
+        assert_eq!(stage.count().await, 2, "elsewhere, from its last snapshot");
+        assert!(stage.counted("ate_nodes_given_up_total") > 0);
+        out_of_reach(stage, &node, false);
+    });
+}
+
+#[test]
+fn a_node_that_takes_orders_from_nobody_is_shut_out() {
+    a_node_out_of_reach_is_shut_out(Stage::cut_everybody_from);
+}
+
+#[test]
+fn a_node_that_hangs_is_shut_out() {
+    a_node_out_of_reach_is_shut_out(Stage::hang);
+}
+
+#[test]
+fn nobody_is_shut_out_if_no_node_is_reached() {
+    play(async |stage: &Stage| {
+        assert_eq!(stage.count().await, 2);
+        let nodes = stage.nodes();
+        for node in &nodes {
+            stage.cut_everybody_from(node, true);
+        }
+        stage.sleep(120).await;
+        for node in &nodes {
+            stage.cut_everybody_from(node, false);
+        }
+        assert_eq!(stage.counted("ate_nodes_given_up_total"), 0, "the fault is not theirs");
         assert_eq!(stage.count().await, 3);
     });
 }

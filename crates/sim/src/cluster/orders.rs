@@ -22,6 +22,18 @@ impl Cluster {
         }
     }
 
+    /// Whether an order of this replica gets there at all.
+    pub(crate) fn way(&self, replica: &str, name: &NodeName) -> Result<(), NodeError> {
+        match self.cuts.lock().contains(&(replica.to_owned(), name.clone())) {
+            true => Err(NodeError::Unreachable("simulated: the way there is cut".into())),
+            false => Ok(()),
+        }
+    }
+
+    pub(crate) fn hangs(&self, name: &NodeName) -> bool {
+        self.nodes.lock().get(name).is_some_and(|node| node.hangs)
+    }
+
     /// The way back of an answer.
     async fn answer<T>(&self, name: &NodeName, life: u64, answer: Result<T, NodeError>) -> Result<T, NodeError> {
         self.world.pass().await;
@@ -92,6 +104,7 @@ impl Cluster {
         }
         self.world.pass().await;
         let fails = self.world.dice.happens(self.world.weather().fails);
+        let unreadable = self.world.dice.happens(self.world.weather().fails);
         let app = match &order.source {
             Source::Boot { .. } => Ok(App { count: 0, nonce: self.world.dice.draw() }),
             Source::Snapshot { at, fresh, .. } => {
@@ -111,6 +124,9 @@ impl Cluster {
                 return Err(NodeError::Stale);
             }
             let app = app?;
+            if unreadable {
+                return Err(NodeError::Hindered("simulated: the disk cannot be read".into()));
+            }
             if fails {
                 return Err(NodeError::Failed("simulated".into()));
             }
@@ -210,12 +226,15 @@ impl Cluster {
             self.world.pass().await;
         }
         self.world.pass().await;
+        let fails = self.world.dice.happens(self.world.weather().fails);
         let done = self.on(name, life, |node| {
             node.busy.remove(&order.prefix);
             let manifest = match (node.disk.get(&order.prefix), node.in_hand.get(&order.op).copied()) {
                 (Some(there), _) => there.manifest,
                 (None, None) => return Err(NodeError::NothingCaptured),
-                (None, Some(_)) if node.full => return Err(NodeError::Failed("simulated: no space left".into())),
+                (None, Some(_)) if node.full || fails => {
+                    return Err(NodeError::Failed("simulated: no space left".into()));
+                }
                 (None, Some(app)) => {
                     // Written once more it would be another.
                     let manifest = Digest::from_bytes([self.world.dice.bytes(); 2].concat().try_into().expect("32"));
@@ -235,13 +254,14 @@ impl Cluster {
     pub(crate) async fn copy(&self, name: &NodeName, order: &CopyOrder) -> Result<Stored, NodeError> {
         let life = self.arrive(name).await?;
         self.world.pass().await;
+        let fails = self.world.dice.happens(self.world.weather().fails);
         let done = self.on(name, life, |node| {
             let stored = |manifest| Stored { manifest, bytes: 1000, durable: false };
             if let Some(there) = node.disk.get(&order.prefix) {
                 return Ok(stored(there.manifest));
             }
             let source = node.find(&order.from, &mut self.storage.lock())?;
-            if node.full {
+            if node.full || fails {
                 return Err(NodeError::Failed("simulated: no space left".into()));
             }
             let manifest = Digest::from_bytes([self.world.dice.bytes(); 2].concat().try_into().expect("32"));

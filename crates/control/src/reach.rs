@@ -1,0 +1,197 @@
+//! Which nodes answer this replica, and what becomes of one that answers nobody.
+//!
+//! A node that renews its lease need not take orders: the way there may be cut while the way back is open, or it hangs. Whoever
+//! waits for such a node would wait for as long as it lives.
+//!
+//! ```text
+//!   this replica has no answer for reach_within ─▶ says so in its record ─▶ who does get answers takes over what waits
+//!   no replica has, though others answer,       ─▶ the node is shut out: its lease is not renewed, so it stops serving,
+//!   or it hangs, whoever found out                 is given up when that is sure, and comes back with nothing of before
+//! ```
+//!
+//! If no node at all answers, the fault is this side's: nobody is shut out, and what waits goes on when it is mended.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ate_actor::{Actor, Phase};
+use ate_name::{ActorUid, Generation, NodeName, OpId, WorkerUid};
+use ate_orders::{
+    Activate, Activated, Capture, Captured, CopyOrder, NodeError, NodeReport, Nodes, SnapshotOrder, Stored,
+};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::records::{Job, OperationRecord, Read, ReplicaRecord};
+use crate::{Control, ControlError, Settings};
+
+/// The nodes, and since when one has not answered.
+pub(crate) struct Reach {
+    nodes: Arc<dyn Nodes>,
+    /// What is done at once takes no longer.
+    quick: Duration,
+    /// What may take long, an image that is fetched, takes no longer.
+    long: Duration,
+    silent: Mutex<BTreeMap<NodeName, Silent>>,
+}
+
+#[derive(Clone, Copy)]
+struct Silent {
+    since: Instant,
+    /// It took an order that is done at once, and never said that it is. That it can still tell how it is, is no excuse.
+    hangs: bool,
+}
+
+impl Reach {
+    pub(crate) fn new(nodes: Arc<dyn Nodes>, settings: &Settings) -> Self {
+        Self { nodes, quick: settings.reach_within, long: settings.answer_within, silent: Mutex::default() }
+    }
+
+    /// Nodes that have not answered for too long: those out of reach, and those that hang.
+    pub(crate) fn too_silent(&self) -> (Vec<NodeName>, Vec<NodeName>) {
+        let silent = self.silent.lock();
+        let too = silent.iter().filter(|(_, silent)| silent.since.elapsed() >= self.quick);
+        let (hanging, away): (Vec<_>, Vec<_>) = too.partition(|(_, silent)| silent.hangs);
+        let names = |nodes: Vec<(&NodeName, &Silent)>| nodes.into_iter().map(|(node, _)| node.clone()).collect();
+        (names(away), names(hanging))
+    }
+
+    /// Whether its last answer came.
+    pub(crate) fn answers(&self, node: &NodeName) -> bool {
+        !self.silent.lock().contains_key(node)
+    }
+
+    /// It was given up, or is another one by now: what is known of it is of the past.
+    pub(crate) fn forget(&self, node: &NodeName) {
+        self.silent.lock().remove(node);
+    }
+
+    fn note_silence(&self, node: &NodeName, hangs: bool) {
+        let mut silent = self.silent.lock();
+        let silent = silent.entry(node.clone()).or_insert(Silent { since: Instant::now(), hangs });
+        silent.hangs |= hangs;
+    }
+
+    async fn answered<T>(
+        &self,
+        node: &NodeName,
+        within: Duration,
+        answer: impl Future<Output = Result<T, NodeError>>,
+    ) -> Result<T, NodeError> {
+        match tokio::time::timeout(within, answer).await {
+            Err(_) => {
+                self.note_silence(node, within == self.quick);
+                Err(NodeError::Unreachable(format!("no answer for {} s", within.as_secs())))
+            }
+            Ok(Err(error @ NodeError::Unreachable(_))) => {
+                self.note_silence(node, false);
+                Err(error)
+            }
+            Ok(answer) => {
+                self.forget(node);
+                answer
+            }
+        }
+    }
+
+    pub(crate) async fn report(&self, node: &NodeName) -> Result<NodeReport, NodeError> {
+        let hangs = self.silent.lock().get(node).copied().filter(|silent| silent.hangs);
+        let report = self.answered(node, self.quick, self.nodes.report(node)).await;
+        if let Some(hangs) = hangs {
+            self.silent.lock().insert(node.clone(), hangs);
+        }
+        report
+    }
+
+    pub(crate) async fn activate(&self, node: &NodeName, order: Activate) -> Result<Activated, NodeError> {
+        self.answered(node, self.long, self.nodes.activate(node, order)).await
+    }
+
+    pub(crate) async fn capture(&self, node: &NodeName, order: Capture) -> Result<Captured, NodeError> {
+        self.answered(node, self.long, self.nodes.capture(node, order)).await
+    }
+
+    pub(crate) async fn abort(&self, node: &NodeName, worker: WorkerUid, op: OpId) -> Result<(), NodeError> {
+        self.answered(node, self.quick, self.nodes.abort(node, worker, op)).await
+    }
+
+    pub(crate) async fn store(&self, node: &NodeName, order: SnapshotOrder) -> Result<Stored, NodeError> {
+        self.answered(node, self.long, self.nodes.store(node, order)).await
+    }
+
+    pub(crate) async fn release(&self, node: &NodeName, op: OpId) -> Result<(), NodeError> {
+        self.answered(node, self.quick, self.nodes.release(node, op)).await
+    }
+
+    pub(crate) async fn copy(&self, node: &NodeName, order: CopyOrder) -> Result<Stored, NodeError> {
+        self.answered(node, self.long, self.nodes.copy(node, order)).await
+    }
+
+    pub(crate) async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError> {
+        self.answered(node, self.long, self.nodes.upload(node, prefix)).await
+    }
+
+    pub(crate) async fn discard(
+        &self,
+        node: &NodeName,
+        worker: WorkerUid,
+        actor: ActorUid,
+        generation: Generation,
+    ) -> Result<(), NodeError> {
+        self.answered(node, self.quick, self.nodes.discard(node, worker, actor, generation)).await
+    }
+
+    pub(crate) async fn forget_snapshots(
+        &self,
+        node: &NodeName,
+        gone: Option<ActorUid>,
+        prefixes: Vec<String>,
+    ) -> Result<(), NodeError> {
+        self.answered(node, self.long, self.nodes.forget(node, gone, prefixes)).await
+    }
+}
+
+impl Control {
+    /// What this replica says of itself.
+    pub(crate) fn as_replica(&self, beat: u64) -> ReplicaRecord {
+        let (out_of_reach, hanging) = self.nodes.too_silent();
+        ReplicaRecord { beat, out_of_reach, hanging }
+    }
+
+    /// Whether a node takes orders from no replica, though other nodes do.
+    pub(crate) fn is_out_of_everybodys_reach(&self, node: &NodeName) -> bool {
+        let replicas: Vec<ReplicaRecord> = self.other_replicas().chain([self.as_replica(0)]).collect();
+        let out_of_reach = replicas.iter().all(|replica| replica.out_of_reach.contains(node));
+        let hangs = replicas.iter().any(|replica| replica.hanging.contains(node));
+        let answers = |(other, _)| other != *node && self.nodes.answers(&other);
+        (out_of_reach || hangs) && self.registered_nodes().into_iter().any(answers)
+    }
+
+    /// Whether an operation waits for a node that its owner does not reach, and this replica does.
+    pub(crate) async fn can_help(&self, operation: &OperationRecord) -> Result<bool, ControlError> {
+        let Some((owner, _)) = self.beats.last(&operation.owner) else { return Ok(false) };
+        if owner.out_of_reach.is_empty() {
+            return Ok(false);
+        }
+        let node = match &operation.job {
+            Job::Actor(key) => self.actor_if_any(key).await?.and_then(|read: Read<Actor>| waits_for(&read.value)),
+            Job::Forget(forget) => forget.node.clone(),
+            Job::Fork(fork) => Some(fork.node.clone()),
+            // Made of operations of its actor.
+            Job::Golden(_) => None,
+        };
+        Ok(node.is_some_and(|node| owner.out_of_reach.contains(&node) && self.nodes.answers(&node)))
+    }
+}
+
+/// The node that has to do something before an actor can go on.
+fn waits_for(actor: &Actor) -> Option<NodeName> {
+    match &actor.phase {
+        Phase::Saving { node, .. } => Some(node.clone()),
+        _ => match actor.lease() {
+            Some(lease) => Some(lease.node.clone()),
+            None => actor.snapshots.local.as_ref().map(|(_, node)| node.clone()),
+        },
+    }
+}

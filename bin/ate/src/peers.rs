@@ -104,12 +104,13 @@ pub(crate) struct Membership {
 
 #[async_trait::async_trait]
 impl Registry for Membership {
-    async fn renew(&self, session: SessionId, leaving: bool) -> Result<Renewed, String> {
+    async fn renew(&self, session: SessionId, leaving: bool, beat: u64) -> Result<Renewed, String> {
         let request = proto::RenewNodeRequest {
             node: self.node.to_string(),
             session: session.to_string(),
             endpoint: self.endpoint.clone(),
             leaving,
+            beat,
         };
         let renewed = self.replicas.ask(RENEWED_WITHIN, |mut client| {
             let request = request.clone();
@@ -127,7 +128,7 @@ impl Registry for Membership {
             cpu_limit_millis: limit(share.cpu_limit_millis),
         });
         let surplus = answer.surplus.iter().filter_map(|worker| WorkerUid::parse(worker).ok());
-        Ok(Renewed::Kept { pools: pools.collect(), surplus: surplus.collect() })
+        Ok(Renewed::Kept { pools: pools.collect(), surplus: surplus.collect(), beat: answer.beat })
     }
 }
 

@@ -360,15 +360,15 @@ impl substrate_server::Substrate for SubstrateService {
     }
 
     async fn renew_node(&self, request: Request<RenewNodeRequest>) -> Answer<RenewNodeResponse> {
-        let RenewNodeRequest { node, session, endpoint, leaving } = request.into_inner();
+        let RenewNodeRequest { node, session, endpoint, leaving, beat } = request.into_inner();
         let name = check_dns_subdomain(&node).then(|| NodeName::new(node));
         let (node, session) = name
             .zip(SessionId::parse(&session).ok())
             .ok_or_else(|| Status::invalid_argument("a node has a name that is a DNS name, and a session"))?;
-        let registration = Registration { session, endpoint: &endpoint, leaving };
-        if self.control.renew_node(&node, registration).await.map_err(status)? == Renewal::Over {
+        let registration = Registration { session, endpoint: &endpoint, leaving, beat };
+        let Renewal::Renewed { beat } = self.control.renew_node(&node, registration).await.map_err(status)? else {
             return Ok(Response::new(RenewNodeResponse { over: true, ..Default::default() }));
-        }
+        };
         let shares = self.control.shares(&node);
         // That it is heard must not depend on whether its workers can be looked after just now.
         let surplus = tokio::time::timeout(SURPLUS_WITHIN, self.control.surplus(&node, &shares)).await;
@@ -387,6 +387,7 @@ impl substrate_server::Substrate for SubstrateService {
             over: false,
             shares: shares.collect(),
             surplus: surplus.iter().map(|worker| worker.to_string()).collect(),
+            beat,
         }))
     }
 

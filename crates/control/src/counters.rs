@@ -35,6 +35,7 @@ pub(crate) struct Counters {
     pub(crate) taken_over: Counter,
     pub(crate) not_in_worker: Counter,
     pub(crate) nodes_given_up: Counter,
+    pub(crate) nodes_ahead: Counter,
     pub(crate) goldens_failed: Counter,
     pub(crate) over_quota: Counter,
     /// As of the last look.
@@ -109,6 +110,11 @@ impl Control {
                 &counters.not_in_worker,
             ),
             counted("ate_nodes_given_up_total", "Nodes that were silent for too long.", &counters.nodes_given_up),
+            counted(
+                "ate_nodes_ahead_total",
+                "Renewals of nodes that were told more than the store knows: it has lost commits.",
+                &counters.nodes_ahead,
+            ),
             counted(
                 "ate_goldens_failed_total",
                 "Templates whose golden snapshot could not be made, or not be restored.",

@@ -25,12 +25,15 @@ pub struct Registration<'a> {
     pub session: SessionId,
     pub endpoint: &'a str,
     pub leaving: bool,
+    /// What it was told last by [`Renewal::Renewed`]; zero if it was told nothing.
+    pub beat: u64,
 }
 
 /// What a node is told when it says that it lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
-    Renewed,
+    /// It was heard so often, which is written down.
+    Renewed { beat: u64 },
     /// It was given up: whatever it runs is of the past. It ends all of it and registers with a new session.
     Over,
 }
@@ -74,9 +77,18 @@ impl Control {
     }
 
     async fn renew(&self, node: &NodeName, registration: Registration<'_>) -> Result<Renewal, ControlError> {
-        let Registration { session, endpoint, leaving } = registration;
+        let Registration { session, endpoint, leaving, beat: told } = registration;
         loop {
             let known = self.store.get(&node_key(node)).await?.map(Read::<NodeRecord>::decode).transpose()?;
+            let heard = known.as_ref().map_or(0, |read| read.value.beat);
+            // Only this node's renewals raise it, and the node was told of none that was not written down.
+            if heard < told {
+                self.counters.nodes_ahead.one();
+                tracing::error!(%node, told, heard, "the store has lost commits that were acknowledged");
+                return Err(ControlError::precondition(format!(
+                    "the store has lost commits: it heard node {node} {heard} times, and has told it of {told}\n  stop every replica, then go on with what is left as with a backup: ate store backup, ate store restore --replace\n  if the store is a new one, start the node on a new data directory"
+                )));
+            }
             let record = match &known {
                 Some(read) if read.value.is_over(session) => {
                     self.counters.fenced.one();
@@ -90,7 +102,7 @@ impl Control {
                 }
                 known => NodeRecord {
                     session,
-                    beat: known.as_ref().map_or(0, |read| read.value.beat) + 1,
+                    beat: heard + 1,
                     endpoint: endpoint.to_owned(),
                     given_up: false,
                     shut_out: false,
@@ -104,8 +116,9 @@ impl Control {
             };
             match self.store.commit(change).await {
                 Ok(_) => {
+                    let beat = record.beat;
                     self.known_nodes.note(node.clone(), record);
-                    return Ok(Renewal::Renewed);
+                    return Ok(Renewal::Renewed { beat });
                 }
                 Err(CommitError::Conflict { .. }) => {}
                 Err(error) => return Err(error.into()),

@@ -14,7 +14,8 @@
 //!   worker       gone: nodes tell which there are, and reconciling ends whom nobody knows
 //!   replica      gone: those processes are
 //!   count        counted anew: the backup may be the remedy of a count that is wrong
-//!   node         stays: one that does not come back is given up when its lease is over, and so is what only it had
+//!   node         stays: one that does not come back is given up when its lease is over, and so is what only it had.
+//!                It counts as heard more often than it can have been told: a node that was told more refuses the store
 //! ```
 //!
 //! The commit line goes on past everything that anybody can have seen of it, so that no watcher takes up where it was.
@@ -30,7 +31,7 @@ use crate::ControlError;
 use crate::Usage;
 use crate::actors::is_golden;
 use crate::records::{
-    Fork, HISTORY_KEPT, HistoryEntry, Job, OperationRecord, Read, encode, history_key, operation_key,
+    Fork, HISTORY_KEPT, HistoryEntry, Job, NodeRecord, OperationRecord, Read, encode, history_key, operation_key,
 };
 
 /// A store makes fewer commits in a second than this, and assigns one actor fewer times. So by a given second neither has
@@ -129,6 +130,10 @@ impl Restoring {
                 self.summary.kept.add(kind);
                 Ok(vec![Mutation::Put(self.operation(record))])
             }
+            Kind::Node => {
+                self.summary.kept.add(kind);
+                Ok(vec![Mutation::Put(self.node(record))])
+            }
             _ => {
                 self.summary.kept.add(kind);
                 Ok(vec![Mutation::Put(record)])
@@ -145,6 +150,13 @@ impl Restoring {
             Mutation::Put(Record { key, version: 1, revision: self.revision, value: count.to_string().into() })
         };
         counts.map(put).inspect(|_| self.summary.kept.add(Kind::Count)).collect()
+    }
+
+    fn node(&self, record: Record) -> Record {
+        let Ok(value) = serde_json::from_slice::<NodeRecord>(&record.value) else { return record };
+        let restored = NodeRecord { beat: self.past.max(value.beat), ..value.clone() };
+        let read = Read { record, value };
+        Record { value: read.rewritten(&restored).into(), ..read.record }
     }
 
     /// An actor that was to be may have been, and have lived, since: it gets no generation twice.

@@ -26,8 +26,8 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(60);
 /// What a node is told when it says that it lives.
 #[derive(Clone, Debug)]
 pub enum Renewed {
-    /// What it should have, and which workers are to be ended.
-    Kept { pools: Vec<Pool>, surplus: Vec<WorkerUid> },
+    /// What it should have, which workers are to be ended, and how often it has been heard.
+    Kept { pools: Vec<Pool>, surplus: Vec<WorkerUid>, beat: u64 },
     /// Whatever it runs is of the past.
     Over,
 }
@@ -35,21 +35,25 @@ pub enum Renewed {
 /// The control plane, as a node that is one of several knows it.
 #[async_trait::async_trait]
 pub trait Registry: Send + Sync {
-    async fn renew(&self, session: SessionId, leaving: bool) -> Result<Renewed, String>;
+    /// `beat` is what it was told last: a store that knows less has lost something.
+    async fn renew(&self, session: SessionId, leaving: bool, beat: u64) -> Result<Renewed, String>;
 }
 
 impl Node {
     /// Says that this node lives, and does what it is told in return, for as long as this is polled.
     pub async fn keep_registered(self: Arc<Self>, registry: Arc<dyn Registry>) -> Result<(), NodeError> {
         let mut session = self.session()?;
+        let mut beat = self.beat();
         let mut leaving = self.leaving.subscribe();
         loop {
             let leaves = *leaving.borrow_and_update();
             // Counted from before it is asked: whoever answers counts from later.
             let asked = ate_sys::since_boot();
-            match tokio::time::timeout(RENEW_WITHIN, registry.renew(session, leaves)).await {
-                Ok(Ok(Renewed::Kept { pools, surplus })) => {
+            match tokio::time::timeout(RENEW_WITHIN, registry.renew(session, leaves, beat)).await {
+                Ok(Ok(Renewed::Kept { pools, surplus, beat: heard })) => {
                     self.serve_until(asked + NODE_SERVES_FOR);
+                    beat = heard;
+                    self.note_beat(beat).await;
                     self.set_pools(pools);
                     self.retire(surplus);
                 }
@@ -110,6 +114,24 @@ impl Node {
 
     fn session_file(&self) -> PathBuf {
         self.config.directory.join("session")
+    }
+
+    fn beat_file(&self) -> PathBuf {
+        self.config.directory.join("beat")
+    }
+
+    fn beat(&self) -> u64 {
+        std::fs::read_to_string(self.beat_file()).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    }
+
+    /// Without a flush: what a power cut takes back is a little, and an older one is as true.
+    async fn note_beat(&self, beat: u64) {
+        let (new, file) = (self.beat_file().with_extension("new"), self.beat_file());
+        let note = move || std::fs::write(&new, beat.to_string()).and_then(|()| std::fs::rename(&new, &file));
+        let noted = tokio::task::spawn_blocking(note).await;
+        if let Err(error) = noted.map_err(std::io::Error::other).flatten() {
+            tracing::warn!(%error, "what this node was told last is not written down");
+        }
     }
 
     /// The session goes on over a restart, as the workers do.

@@ -100,6 +100,8 @@ struct Node {
     life: u64,
     up: bool,
     session: SessionId,
+    /// What it was told last.
+    beat: u64,
     /// Serves until then.
     until: Instant,
     workers: BTreeMap<WorkerUid, Worker>,
@@ -155,6 +157,7 @@ impl Cluster {
                 life: 0,
                 up: true,
                 session: SessionId::from_random(cluster.world.dice.bytes()),
+                beat: 0,
                 until: Instant::now(),
                 workers: (0..workers).map(|_| cluster.new_worker()).collect(),
                 in_hand: BTreeMap::new(),
@@ -373,12 +376,13 @@ impl Cluster {
     // What nodes do by themselves.
 
     /// What a node needs to say that it lives; `None` while it is down or cut off.
-    pub(crate) fn renewal(&self, name: &NodeName) -> Option<SessionId> {
-        self.nodes.lock().get(name).filter(|node| node.up && !node.cut_off).map(|node| node.session)
+    pub(crate) fn renewal(&self, name: &NodeName) -> Option<(SessionId, u64)> {
+        self.nodes.lock().get(name).filter(|node| node.up && !node.cut_off).map(|node| (node.session, node.beat))
     }
 
-    pub(crate) fn renewed(&self, name: &NodeName, asked: Instant) {
+    pub(crate) fn renewed(&self, name: &NodeName, asked: Instant, beat: u64) {
         if let Some(node) = self.nodes.lock().get_mut(name) {
+            node.beat = beat;
             node.until = node.until.max(asked + NODE_SERVES_FOR);
         }
     }

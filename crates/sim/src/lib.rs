@@ -415,13 +415,13 @@ impl Simulation {
 /// What a node's own process does: says that it lives, and how its workers are.
 async fn keep_node(world: Arc<World>, cluster: Arc<Cluster>, clients: Arc<Clients>, node: ate_name::NodeName) {
     loop {
-        if let Some(session) = cluster.renewal(&node) {
+        if let Some((session, beat)) = cluster.renewal(&node) {
             let asked = Instant::now();
-            let registration = ate_control::Registration { session, endpoint: "simulated", leaving: false };
+            let registration = ate_control::Registration { session, endpoint: "simulated", leaving: false, beat };
             let renewed = clients.call(async |replica| replica.control.renew_node(&node, registration).await).await;
             match renewed {
                 _ if cluster.renewal(&node).is_none() => {}
-                Some(Ok(ate_control::Renewal::Renewed)) => cluster.renewed(&node, asked),
+                Some(Ok(ate_control::Renewal::Renewed { beat })) => cluster.renewed(&node, asked, beat),
                 Some(Ok(ate_control::Renewal::Over)) => cluster.session_over(&node, session),
                 _ => {}
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_actor::{Actor, Intent, Phase};
-use ate_control::{Asked, Assignee, AuditEntry, ControlError, Quota, Replicas, Settings, WorkerRecord};
+use ate_control::{Asked, Assignee, AuditEntry, ControlError, NodeRecord, Quota, Replicas, Settings, WorkerRecord};
 use ate_name::{ActorKey, ActorUid, Generation, NodeName};
 use ate_store::{Change, Kind, Store};
 
@@ -224,6 +224,21 @@ impl Stage {
         let value = serde_json::to_vec(&assigned).expect("a worker is JSON");
         let change = Change::new().replace(&record, value);
         self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+    }
+
+    /// Writes how often nodes were heard, as a store would have it that went back, or was restored.
+    pub async fn set_beats(&self, beat: impl Fn(u64) -> u64) {
+        for record in self.simulation.store.all(Kind::Node).await {
+            let node: NodeRecord = serde_json::from_slice(&record.value).expect("a node");
+            let set = NodeRecord { beat: beat(node.beat), ..node };
+            let value = serde_json::to_vec(&set).expect("a node is JSON");
+            self.simulation
+                .store
+                .memory
+                .commit(Change::new().put(record.key, value))
+                .await
+                .expect("memory does not fail");
+        }
     }
 
     /// Waits until every worker is free or its actor's.

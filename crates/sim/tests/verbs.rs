@@ -363,3 +363,17 @@ fn a_worker_that_is_assigned_to_nobody_is_freed() {
         assert_eq!(stage.count().await, 2);
     });
 }
+
+#[test]
+fn nodes_that_were_told_more_than_the_store_knows_are_refused_by_name() {
+    play(async |stage: &Stage| {
+        stage.sleep(10).await;
+        assert_eq!(stage.counted("ate_nodes_ahead_total"), 0);
+        stage.set_beats(|beat| beat - 2).await;
+        stage.sleep(10).await;
+        assert!(stage.counted("ate_nodes_ahead_total") > 0, "it lost commits, and that is noticed");
+        // As a restore writes it.
+        stage.set_beats(|beat| beat + 1_000_000).await;
+        assert_eq!(stage.count().await, 2);
+    });
+}

@@ -436,3 +436,14 @@ fn a_fork_that_was_under_way_gets_no_generation_twice() {
     let other: Actor = serde_json::from_slice(&put(&restored[0]).value).unwrap();
     assert_eq!(fork.past, other.generation, "as far as everybody else");
 }
+
+#[test]
+fn a_node_is_told_of_more_beats_than_it_can_have_been_told_of_before() {
+    let before =
+        serde_json::json!({"session": ate_name::SessionId::from_random([3; 16]), "beat": 7, "endpoint": "n:1"});
+    let node = record(node_key(&NodeName::new("n")), 3, encode(&before));
+    let mut restoring = restoring();
+    let written = restoring.take(node).unwrap();
+    let after: NodeRecord = serde_json::from_slice(&put(&written[0]).value).unwrap();
+    assert_eq!((after.beat, after.endpoint.as_str()), (restoring.past, "n:1"));
+}

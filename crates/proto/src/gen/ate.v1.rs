@@ -1040,6 +1040,9 @@ pub struct RenewNodeRequest {
     /// It wants to go: its actors are suspended, its workers taken out of service.
     #[prost(bool, tag = "4")]
     pub leaving: bool,
+    /// The beat that it was told last, kept over restarts; 0 if it was told none. A store that knows fewer has lost commits.
+    #[prost(uint64, tag = "5")]
+    pub beat: u64,
 }
 impl ::prost::Name for RenewNodeRequest {
     const NAME: &'static str = "RenewNodeRequest";
@@ -1063,6 +1066,9 @@ pub struct RenewNodeResponse {
     /// Workers that nobody is in and that are to be ended.
     #[prost(string, repeated, tag = "3")]
     pub surplus: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// How often it has been heard, as the store has it.
+    #[prost(uint64, tag = "4")]
+    pub beat: u64,
 }
 impl ::prost::Name for RenewNodeResponse {
     const NAME: &'static str = "RenewNodeResponse";

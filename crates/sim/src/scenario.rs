@@ -241,6 +241,25 @@ impl Stage {
         }
     }
 
+    /// Whoever called goes away once the actor is as it should be, before there is an answer.
+    pub async fn abandon(&self, call: impl Future<Output = bool>, what: &str, holds: impl Fn(&Actor) -> bool) {
+        tokio::select! {
+            biased;
+            () = self.until(what, holds) => {}
+            _ = call => panic!("it was answered before anybody could go away"),
+        }
+    }
+
+    /// What the first replica says to a resume.
+    pub async fn try_resume(&self) -> Result<(), ControlError> {
+        self.first.control.resume_actor(&self.actor, false).await.map(drop)
+    }
+
+    /// Everything on its disk is gone.
+    pub fn wipe_disk(&self, node: &NodeName) {
+        self.simulation.cluster.wipe_disk(node);
+    }
+
     /// Waits until every worker is free or its actor's.
     pub async fn until_no_worker_is_nobodys(&self) {
         let until = tokio::time::Instant::now() + CALM;
@@ -345,6 +364,11 @@ impl Stage {
     pub fn suspend_at_first_behind(&self) {
         let (first, actor) = (Arc::clone(&self.first), self.actor.clone());
         tokio::spawn(async move { first.control.save_actor(&actor, Intent::Suspend).await });
+    }
+
+    pub fn resume_at_first_behind(&self) {
+        let (first, actor) = (Arc::clone(&self.first), self.actor.clone());
+        tokio::spawn(async move { first.control.resume_actor(&actor, false).await });
     }
 
     pub fn hang(&self, node: &NodeName, hangs: bool) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ate_actor::Phase;
+use ate_actor::{Actor, Phase, Status};
 use ate_control::{Code, Quota};
 use ate_name::NodeName;
 use ate_sim::scenario::{Stage, play, play_alone, play_with};
@@ -375,5 +375,54 @@ fn nodes_that_were_told_more_than_the_store_knows_are_refused_by_name() {
         // As a restore writes it.
         stage.set_beats(|beat| beat + 1_000_000).await;
         assert_eq!(stage.count().await, 2);
+    });
+}
+
+#[test]
+fn a_client_that_goes_away_changes_nothing_about_what_has_begun() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        let resuming = |actor: &Actor| matches!(actor.phase, Phase::Resuming { .. });
+        stage.abandon(stage.resume(), "resuming", resuming).await;
+        stage.until("running", |actor| matches!(actor.phase, Phase::Running { .. })).await;
+        let suspending = |actor: &Actor| matches!(actor.phase, Phase::Suspending { .. });
+        stage.abandon(stage.suspend(), "suspending", suspending).await;
+        stage.until("durable", |actor| actor.phase == Phase::Suspended && actor.snapshots.uploading.is_none()).await;
+        assert_eq!(stage.count().await, 2);
+    });
+}
+
+#[test]
+fn the_public_oddities_of_resumes_and_suspends_stay() {
+    play(async |stage: &Stage| {
+        // A second operation is refused, not queued.
+        assert!(stage.suspend().await);
+        let node = stage.node().await;
+        stage.cut_everybody_from(&node, true);
+        stage.resume_at_first_behind();
+        stage.until("resuming", |actor| matches!(actor.phase, Phase::Resuming { .. })).await;
+        let refused = stage.try_resume().await.expect_err("one is under way");
+        assert_eq!(
+            (refused.code, refused.text.as_str()),
+            (Code::Aborted, "another operation is in progress for this actor")
+        );
+        stage.cut_everybody_from(&node, false);
+        stage.until("running", |actor| matches!(actor.phase, Phase::Running { .. })).await;
+
+        // A resume that failed is seen as RESUMING for a while, and then it is not.
+        assert!(stage.suspend().await);
+        stage.storage_away(true);
+        stage.nodes().iter().for_each(|node| stage.wipe_disk(node));
+        assert!(stage.try_resume().await.is_err());
+        let status = |actor: &Actor| actor.phase.status();
+        stage.until("shown as failed", |actor| status(actor) == Status::Resuming && actor.lease().is_none()).await;
+        stage.until_suspended().await;
+        stage.storage_away(false);
+
+        // A suspend of an actor whose worker is gone succeeds: it is suspended.
+        assert_eq!(stage.count().await, 2);
+        stage.kill_its_worker().await;
+        stage.until_suspended().await;
+        assert!(stage.suspend().await);
     });
 }

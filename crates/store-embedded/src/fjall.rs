@@ -3,6 +3,7 @@ use std::ops::Bound;
 use std::path::Path;
 
 use ate_store::Fault;
+use fjall::config::PartitioningPolicy;
 use fjall::{
     KeyspaceCreateOptions, PersistMode, Readable, SingleWriterTxDatabase, SingleWriterTxKeyspace, SingleWriterWriteTx,
 };
@@ -18,7 +19,15 @@ pub struct FjallEngine {
 impl FjallEngine {
     /// `memory_bytes` is what gathers in memory before a sorted file is written; it counts when the store is created.
     pub fn open(directory: &Path, cache_bytes: u64, memory_bytes: u64) -> Result<Self, Fault> {
-        let options = || KeyspaceCreateOptions::default().max_memtable_size(memory_bytes);
+        // Filters and indexes in small parts from the first level on: as a whole each is a hundred kilobytes that are read again
+        // for a look at one of millions of records, once they do not fit into the cache together.
+        let parts = || PartitioningPolicy::new([false, true]);
+        let options = || {
+            KeyspaceCreateOptions::default()
+                .max_memtable_size(memory_bytes)
+                .filter_block_partitioning_policy(parts())
+                .index_block_partitioning_policy(parts())
+        };
         let database = SingleWriterTxDatabase::builder(directory).cache_size(cache_bytes).open().map_err(fault)?;
         let records = database.keyspace("records", options).map_err(fault)?;
         Ok(Self { database, records })

@@ -46,8 +46,8 @@ use crate::directory::Directory;
 use crate::engine::{Engine, Opener, Reads};
 use crate::writer::{Writer, open_engine};
 
-/// The engine's block cache. It holds the indexes and filters of tens of millions of records; the kernel caches the rest.
-const CACHE_BYTES: u64 = 128 << 20;
+/// The engine's block cache. It holds the parts of indexes and filters that are in use; the kernel caches the rest.
+const CACHE_BYTES: u64 = 64 << 20;
 
 /// What gathers before a sorted file is written. Larger means fewer files to merge, but more memory, and more to replay after a
 /// crash.
@@ -160,7 +160,7 @@ impl EmbeddedStore {
         let _ = self.shared.stopped.subscribe().wait_for(|stopped| *stopped).await;
     }
 
-    /// What the engine's block cache holds now; at most 256 MiB. Nothing while no engine is open.
+    /// What the engine's block cache holds now. Nothing while no engine is open.
     pub fn cached_bytes(&self) -> u64 {
         self.shared.with_engine(|engine| Ok(engine.cached_bytes())).unwrap_or(0)
     }

@@ -21,6 +21,9 @@ const SHARE_OF_SLOWEST: f64 = 0.25;
 /// Wakes one after the other, of each kind in each round.
 const ALONE: u32 = 100;
 
+/// Bursts of one round: enough that what the engine does behind them falls into all they are compared with.
+const BURSTS: u32 = 4;
+
 /// How often each page is asked for.
 const PAGES: usize = 20;
 
@@ -164,7 +167,7 @@ impl<'a> Course<'a> {
         for (round, place) in self.turns(subjects.len()) {
             let subject = &mut subjects[place];
             self.tell_round(round, subject);
-            for _ in 0..self.passes(subject.actors) {
+            for _ in 0..BURSTS * self.passes(subject.actors) {
                 self.throughput(round, subject, rows).await?;
             }
         }

@@ -11,6 +11,7 @@ use ate_actor::{Event, Phase};
 use ate_name::{ActorKey, OpId};
 use ate_store::{Change, CommitError, Kind};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::ledger::Note;
 use crate::records::{Job, OperationRecord, Read, operation_key};
@@ -19,6 +20,10 @@ use crate::{Code, Control, ControlError};
 /// Between tries of something that must succeed in the end; doubles up to the last.
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 const RETRY_LAST: Duration = Duration::from_secs(30);
+
+/// Looking for operations takes at most one part of so many of the time, unless that would make it wait for longer than this.
+const SWEEP_SHARE: u32 = 30;
+const SWEEP_LAST: Duration = Duration::from_secs(5);
 
 /// The operations that this process drives.
 #[derive(Debug, Default)]
@@ -75,13 +80,16 @@ impl Control {
     /// Looks for operations that nobody drives, for as long as this is polled.
     pub(crate) async fn sweep_regularly(self: Arc<Self>) {
         loop {
+            let begun = Instant::now();
             if let Err(error) = self.sweep().await {
                 tracing::warn!(%error, "operations could not be looked after");
             }
+            // A list steps over all that came and went since the engine last put its files in order.
+            let pause = (begun.elapsed() * SWEEP_SHARE).min(SWEEP_LAST).max(self.settings.sweep);
             tokio::select! {
                 biased;
                 () = self.stopping.cancelled() => return,
-                () = tokio::time::sleep(self.settings.sweep) => {}
+                () = tokio::time::sleep(pause) => {}
             }
         }
     }

@@ -1,6 +1,6 @@
 //! What is done to the instance. Each fault is mended before the next, so that every one meets a whole.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
@@ -45,7 +45,8 @@ enum Fault {
 }
 
 impl Fault {
-    const ALL: [(Self, &'static str); 14] = [
+    /// Failpoints come twice: there are many of them.
+    const ALL: [(Self, &'static str); 15] = [
         (Self::KillApi, "kill api"),
         (Self::StopApi, "stop api"),
         (Self::KillNode, "kill node"),
@@ -60,6 +61,7 @@ impl Fault {
         (Self::StopStorage, "stop object store"),
         (Self::FillDisk, "fill disk"),
         (Self::Failpoint, "failpoint"),
+        (Self::Failpoint, "failpoint"),
     ];
 }
 
@@ -72,6 +74,8 @@ pub(crate) struct Faults {
     round: Vec<(Fault, &'static str)>,
     /// The same for the places where a process ends.
     places: Vec<&'static str>,
+    /// Those where one has.
+    pub(crate) reached: BTreeSet<&'static str>,
 }
 
 impl Faults {
@@ -83,6 +87,7 @@ impl Faults {
             begun: Instant::now(),
             round: Vec::new(),
             places: Vec::new(),
+            reached: BTreeSet::new(),
         }
     }
 
@@ -142,7 +147,9 @@ impl Faults {
             Fault::StopDatabase => {
                 self.tell("the database crashes");
                 site.cluster.postgres().crash();
-                self.wait(500..4000).await;
+                // Now and then for longer than a node's lease.
+                let away = if self.dice.random_bool(0.3) { 12_000..20_000 } else { 500..4000 };
+                self.wait(away).await;
                 site.cluster.postgres().resume();
                 self.tell("the database is back");
             }
@@ -216,11 +223,19 @@ impl Faults {
                 Cluster::signal(pid, Signal::KILL);
             }
         }
+        // A worker ends by itself, and its node starts another.
+        let mut workers = BTreeSet::new();
         let begun = Instant::now();
-        while begun.elapsed() < Duration::from_secs(8) && site.cluster.is_alive(&name) {
+        let mut reached = false;
+        while begun.elapsed() < Duration::from_secs(8) && !reached {
             tokio::time::sleep(Duration::from_millis(50)).await;
+            let here: BTreeSet<u32> = site.cluster.workers_of(&name).into_iter().collect();
+            reached = match place.starts_with("worker") {
+                true => begun.elapsed() > Duration::from_secs(1) && !workers.is_subset(&here),
+                false => !site.cluster.is_alive(&name),
+            };
+            workers = here;
         }
-        let reached = !site.cluster.is_alive(&name);
         site.cluster.kill(&name).await;
         site.cluster.restart(&name).await;
         let workers = if place.starts_with("worker") { site.cluster.workers_of(&name) } else { Vec::new() };
@@ -228,6 +243,7 @@ impl Faults {
         self.tell(&format!("{name} is back{}", if reached { ", it ended there" } else { "" }));
         if reached {
             *self.counts.entry("ended at a failpoint").or_default() += 1;
+            self.reached.insert(place);
         }
     }
 

@@ -13,7 +13,7 @@ mod faults;
 mod traffic;
 mod verdict;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -50,6 +50,8 @@ pub struct Plan {
 #[derive(Debug)]
 pub struct Report {
     pub faults: BTreeMap<&'static str, usize>,
+    /// Places where a process was to end, and has.
+    pub failpoints: BTreeSet<&'static str>,
     pub examined: Examined,
     /// Suspends that were asked for and not acknowledged: nothing was promised for them.
     pub refused_suspends: usize,
@@ -61,7 +63,9 @@ impl fmt::Display for Report {
         writeln!(f, "{actors} actors: {answers} counts answered, {unanswered} not, over {generations} generations")?;
         writeln!(f, "{suspends} suspends acknowledged as durable, {} not", self.refused_suspends)?;
         let faults: Vec<String> = self.faults.iter().map(|(name, count)| format!("{name} {count}")).collect();
-        write!(f, "faults: {}", faults.join(", "))
+        writeln!(f, "faults: {}", faults.join(", "))?;
+        let reached: Vec<&str> = self.failpoints.iter().copied().collect();
+        write!(f, "ended at {} of {} failpoints: {}", reached.len(), ate_failpoint::ALL.len(), reached.join(", "))
     }
 }
 
@@ -92,7 +96,10 @@ pub async fn run(plan: &Plan) -> anyhow::Result<Report> {
     let traffic = Arc::new(Traffic::new(&site.cluster));
     let mut faults = Faults::new(StdRng::seed_from_u64(plan.seed));
     match without_panic(ordeal(plan, &mut site, &mut faults, &traffic)).await {
-        Ok(examined) => Ok(Report { faults: faults.counts, examined, refused_suspends: traffic.refused_suspends() }),
+        Ok(examined) => {
+            let (refused_suspends, failpoints) = (traffic.refused_suspends(), faults.reached);
+            Ok(Report { faults: faults.counts, failpoints, examined, refused_suspends })
+        }
         Err(error) => {
             let kept = match keep(&plan.evidence, &site.cluster, &traffic.seen(), faults.told()) {
                 Ok(()) => format!("what was seen and said is in {}", plan.evidence.display()),

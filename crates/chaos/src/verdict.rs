@@ -57,11 +57,13 @@ pub(crate) async fn judge(site: &mut Site, traffic: &Traffic, seen: &[Seen]) -> 
     if !checked.status.success() {
         bail!("the records do not agree: {}", String::from_utf8_lossy(&checked.stdout));
     }
+    for node in site.cluster.nodes() {
+        let leaks = Leaks::of_instance(&site.cluster.data(&node));
+        ensure!(leaks.cgroups.is_empty(), "something of {node} is left: {leaks}");
+    }
     site.cluster.unmount();
     let leaks = Leaks::of(site.cluster.directory(), None);
-    if !leaks.processes.is_empty() || !leaks.loops.is_empty() {
-        bail!("something is left: {leaks}");
-    }
+    ensure!(leaks.is_empty(), "something is left: {leaks}");
     Ok(examined)
 }
 

@@ -148,6 +148,11 @@ impl Cluster {
         &self.postgres
     }
 
+    /// The names of all nodes, whether they run or not.
+    pub fn nodes(&self) -> Vec<String> {
+        self.processes.keys().filter(|name| name.starts_with("node")).cloned().collect()
+    }
+
     /// The names of the processes of a role that run.
     pub fn running(&self, role: &str) -> Vec<String> {
         let runs = |(name, process): (&String, &Process)| {

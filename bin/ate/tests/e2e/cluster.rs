@@ -134,3 +134,53 @@ async fn a_replica_that_is_killed_under_load_loses_nothing_and_leaves_nobody_stu
     cluster.restart("api-0").await;
     cluster.stop_all().await;
 }
+
+#[tokio::test]
+async fn a_database_that_is_away_for_longer_than_every_lease_costs_nothing() {
+    let mut cluster = Cluster::start(ATE, 2, 2, 1).await;
+    let client = cluster.client("api-0", 0).await;
+    client.apply_counter(2, "  idle: {}").await;
+    client.create_atespace("space").await;
+    client.create_counter("space", "a").await;
+    assert_eq!(client.count("space", "a").await.memory, 1);
+    client.suspend("space", "a").await;
+    let before = client.count("space", "a").await;
+    assert_eq!(before.memory, 2);
+
+    // No lease can be renewed, so its worker holds it; nobody may take it for lost because of that.
+    let worker = client.worker_of("space", "a").await.expect("it runs");
+    let node = cluster.data(&worker.node_name).join("node/workers");
+    let socket = node.join(&worker.worker_pod_uid).join("link/ingress.sock");
+    let uid = client.uid("space", "a").await;
+    cluster.postgres().crash();
+    let held = || async { verdict(&socket, &uid, before.generation).await.is_err() };
+    client.until("its worker holds it", held).await;
+    tokio::time::sleep(ate_orders::NODE_SERVES_FOR).await;
+    cluster.postgres().resume();
+    let served = || async { verdict(&socket, &uid, before.generation).await.is_ok() };
+    client.until("its worker serves it again", served).await;
+    let after = client.count("space", "a").await;
+    assert_eq!((after.memory, after.generation), (3, before.generation), "it went on as it was");
+    client.suspend("space", "a").await;
+    cluster.stop_all().await;
+}
+
+#[tokio::test]
+async fn a_node_process_that_is_killed_finds_its_actors_as_they_run() {
+    let mut cluster = Cluster::start(ATE, 1, 1, 1).await;
+    let client = cluster.client("api-0", 0).await;
+    client.apply_counter(2, "  idle: {}").await;
+    client.create_atespace("space").await;
+    client.create_counter("space", "a").await;
+    let before = client.count("space", "a").await;
+    let node = node_of(&client, "a").await;
+    cluster.kill(&node).await;
+    cluster.restart(&node).await;
+    let answers = || async { client.get("space", "a", "/peek").await.0 == 200 };
+    client.until("it answers", answers).await;
+    let after = client.count("space", "a").await;
+    assert_eq!((after.memory, after.generation), (2, before.generation), "it was adopted, not lost");
+    let lost = client.history("space", "a").await.iter().any(|entry| entry.event == "Lost");
+    assert!(!lost);
+    cluster.stop_all().await;
+}

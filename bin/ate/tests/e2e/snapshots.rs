@@ -108,11 +108,13 @@ async fn a_copy_that_is_damaged_or_gone_is_fetched_from_durable_storage() {
 
 #[tokio::test]
 async fn a_pause_that_cannot_be_read_is_not_replaced_by_an_older_snapshot() {
-    let storage = tempfile::tempdir().expect("a directory");
-    let mut machine = suspended_into(storage.path()).await;
+    let home = tempfile::tempdir().expect("a directory");
+    let storage = Disk::mount(home.path().join("storage"), "64m");
+    let mut machine = suspended_into(&storage.0).await;
     assert_eq!(machine.count("space", "a").await.memory, 2);
-    machine.pause("space", "a").await;
     // In durable storage there is the one before, and nothing of this one.
+    let filler = storage.fill();
+    machine.pause("space", "a").await;
     let snapshots = machine.data().join("node/snapshots");
     for named in ["memory", "data", "manifest.json"] {
         let file = newest(&snapshots, named);
@@ -124,10 +126,40 @@ async fn a_pause_that_cannot_be_read_is_not_replaced_by_an_older_snapshot() {
     }
     let reply = machine.count("space", "a").await;
     assert_eq!((reply.memory, reply.file), (3, 3), "{reply:?}");
+    std::fs::remove_file(filler).expect("removed");
     machine.stop().await;
 }
 
-/// A file system of its own for the node, to be filled.
+#[tokio::test]
+async fn what_cannot_be_uploaded_is_kept_and_woken_from_and_uploaded_later() {
+    let home = tempfile::tempdir().expect("a directory");
+    let storage = Disk::mount(home.path().join("storage"), "64m");
+    let mut machine = suspended_into(&storage.0).await;
+    assert_eq!(machine.count("space", "a").await.memory, 2);
+    let filler = storage.fill();
+    machine.pause("space", "a").await;
+    assert_eq!(machine.count("space", "a").await.memory, 3, "from what its node has");
+    machine.pause("space", "a").await;
+    // Nobody but the store remembers now that something is still to be done.
+    machine.kill().await;
+    machine.restart().await;
+    assert_eq!(machine.actor("space", "a").await.status().as_str_name(), "STATUS_PAUSED");
+    std::fs::remove_file(filler).expect("removed");
+    let durable = || async {
+        let history = machine.history("space", "a").await;
+        history.last().is_some_and(|entry| entry.event == "Durable")
+    };
+    machine.until("its newest snapshot is durable", durable).await;
+    // So the node's own copy can go.
+    machine.stop().await;
+    std::fs::remove_dir_all(machine.data().join("node/snapshots")).expect("removed");
+    machine.restart().await;
+    let reply = machine.count("space", "a").await;
+    assert_eq!((reply.memory, reply.file), (4, 4), "{reply:?}");
+    machine.stop().await;
+}
+
+/// A file system of its own, for the node or for storage, to be filled.
 struct Disk(PathBuf);
 
 impl Disk {

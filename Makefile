@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 
-.PHONY: demo build setup test test-go bench sim mutations chaos lint fmt
+.PHONY: demo build setup test test-go bench sim mutations chaos lint fmt release-check
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
@@ -63,6 +63,15 @@ chaos: setup
 	@cargo build --quiet --release -p ate -p ate-chaos
 	@$(TARGET)/release/chaos --ate $(TARGET)/release/ate --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) \
 		--evidence $(TARGET)/chaos
+
+# What a release must pass, beyond what every change must: two to three hours.
+release-check:
+	$(MAKE) test
+	$(MAKE) sim SEEDS=10000 FIRST=$$(( $$(date +%s) * 10000 ))
+	$(MAKE) mutations
+	$(MAKE) chaos MINUTES=10
+	$(MAKE) demo ONCE=1
+	$(MAKE) bench
 
 DENY := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ate/tools/cargo-deny-0.19.0/bin/cargo-deny
 lint: setup

@@ -76,9 +76,10 @@ fn in_progress(actor: &Actor) -> String {
 
 fn latest_snapshot(actor: &Actor) -> Option<ateapi::SnapshotInfo> {
     use ateapi::snapshot_info::Data;
-    let Snapshots { local, durable, uploading, .. } = &actor.snapshots;
-    let elsewhere =
-        |prefix: &str| durable.as_ref().is_some_and(|durable| durable.prefix == prefix) || uploading.is_some();
+    let Snapshots { local, durable, uploading, paused } = &actor.snapshots;
+    // One that is asked for is about to be; a pause is of its node until it is.
+    let about_to_be = uploading.is_some() && !paused;
+    let elsewhere = |prefix: &str| durable.as_ref().is_some_and(|durable| durable.prefix == prefix) || about_to_be;
     let (snapshot, node) = match (local, durable) {
         // One that is on its way to durable storage counts as being there: its name already says where.
         (Some((local, node)), _) if actor.phase == Phase::Paused || !elsewhere(&local.prefix) => (local, Some(node)),

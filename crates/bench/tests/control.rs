@@ -15,6 +15,8 @@ enum Program {
 
 const ACTORS: u64 = 50;
 const BURST: u64 = 20;
+/// Bursts of each round.
+const REPEATED: u64 = 4;
 const ROUNDS: u64 = 2;
 
 fn main() {
@@ -59,11 +61,16 @@ fn every_wake_and_its_raw_commits_are_counted() {
     // Where there are too few actors for a burst there are two.
     for (actors, burst, bursts) in [(10, 10, 2), (ACTORS, BURST, 1)] {
         for kind in ["wake", "open", "alone", "resume"] {
-            let wakes = if kind == "alone" || kind == "resume" { burst } else { BURST };
+            let wakes = match kind {
+                "alone" | "resume" => burst,
+                "wake" => REPEATED * BURST,
+                _ => BURST,
+            };
             assert_eq!(of(actors, kind).len() as u64, ROUNDS * wakes, "{kind} of {actors}");
         }
         let (wakes, raw) = (of(actors, "wakes"), of(actors, "raw"));
-        assert_eq!((wakes.len() as u64, raw.len() as u64), (ROUNDS * bursts, ROUNDS * bursts));
+        let bursts = ROUNDS * REPEATED * bursts;
+        assert_eq!((wakes.len() as u64, raw.len() as u64), (bursts, bursts));
         for (wakes, raw) in wakes.iter().zip(&raw) {
             // The binding, and that it runs.
             assert_eq!(count(wakes, "commits"), Some(2 * burst));

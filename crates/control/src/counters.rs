@@ -35,6 +35,7 @@ pub(crate) struct Counters {
     pub(crate) taken_over: Counter,
     pub(crate) not_in_worker: Counter,
     pub(crate) nodes_given_up: Counter,
+    pub(crate) nodes_shut_out: Counter,
     pub(crate) nodes_ahead: Counter,
     pub(crate) goldens_failed: Counter,
     pub(crate) over_quota: Counter,
@@ -110,6 +111,11 @@ impl Control {
                 &counters.not_in_worker,
             ),
             counted("ate_nodes_given_up_total", "Nodes that were silent for too long.", &counters.nodes_given_up),
+            counted(
+                "ate_nodes_shut_out_total",
+                "Nodes that said that they live, and took orders from nobody.",
+                &counters.nodes_shut_out,
+            ),
             counted(
                 "ate_nodes_ahead_total",
                 "Renewals of nodes that were told more than the store knows: it has lost commits.",

@@ -152,7 +152,7 @@ pub struct Control {
     /// Actors that were frozen or thawed: nothing that is written down, but watchers want to see it.
     stirred: tokio::sync::broadcast::Sender<ate_name::ActorKey>,
     unwilling: Mutex<idle::Unwilling>,
-    /// Nodes whose disk or storage was in the way of a wake, and when.
+    /// Nodes whose disk or storage was in the way of a wake, or that do not answer, and until when they are avoided.
     hindered: Mutex<std::collections::BTreeMap<ate_name::NodeName, tokio::time::Instant>>,
     follower: follow::Follower,
     assignments: assignments::Assignments,

@@ -80,10 +80,17 @@ impl Control {
         let Registration { session, endpoint, leaving, beat: told } = registration;
         loop {
             let known = self.store.get(&node_key(node)).await?.map(Read::<NodeRecord>::decode).transpose()?;
-            let heard = known.as_ref().map_or(0, |read| read.value.beat);
-            // Only this node's renewals raise it, and the node was told of none that was not written down.
+            // Only this node's renewals raise it, each a commit, and the node was told of none that was not written down. One that is
+            // not known here may have been known to the store that this one was restored from.
+            let heard = match &known {
+                Some(read) => read.value.beat,
+                None if told > 0 => self.store.revision().await?.0,
+                None => 0,
+            };
             if heard < told {
                 self.counters.nodes_ahead.one();
+                // Nothing is judged by such a store, and nobody given up.
+                *self.deaf_until.lock() = Some(Instant::now());
                 tracing::error!(%node, told, heard, "the store has lost commits that were acknowledged");
                 return Err(ControlError::precondition(format!(
                     "the store has lost commits: it heard node {node} {heard} times, and has told it of {told}\n  stop every replica, then go on with what is left as with a backup: ate store backup, ate store restore --replace\n  if the store is a new one, start the node on a new data directory"
@@ -102,7 +109,7 @@ impl Control {
                 }
                 known => NodeRecord {
                     session,
-                    beat: heard + 1,
+                    beat: known.as_ref().map_or(told, |read| read.value.beat) + 1,
                     endpoint: endpoint.to_owned(),
                     given_up: false,
                     shut_out: false,
@@ -117,7 +124,7 @@ impl Control {
             match self.store.commit(change).await {
                 Ok(_) => {
                     let beat = record.beat;
-                    self.known_nodes.note(node.clone(), record);
+                    self.know_node(node.clone(), record);
                     return Ok(Renewal::Renewed { beat });
                 }
                 Err(CommitError::Conflict { .. }) => {}
@@ -134,8 +141,21 @@ impl Control {
 
     pub(crate) fn note_node(&self, record: &Record) -> Result<(), ControlError> {
         let node = Read::<NodeRecord>::decode(record.clone())?.value;
-        self.known_nodes.note(NodeName::new(record.key.path()), node);
+        self.know_node(NodeName::new(record.key.path()), node);
         Ok(())
+    }
+
+    /// How one answered that has begun anew since, or was given up, says nothing of it.
+    fn know_node(&self, node: NodeName, record: NodeRecord) {
+        let same = self.known_nodes.last(&node).is_some_and(|(known, _)| known.session == record.session);
+        if !same || record.given_up {
+            self.nodes.forget(&node);
+        }
+        if record.shut_out {
+            // It comes back, but perhaps no better.
+            self.avoid(&node, self.settings.answer_within);
+        }
+        self.known_nodes.note(node, record);
     }
 
     pub(crate) async fn load_nodes(&self) -> Result<(), ControlError> {
@@ -238,6 +258,7 @@ impl Control {
             Err(CommitError::Conflict { .. }) => Ok(()),
             Err(error) => Err(error.into()),
             Ok(_) => {
+                self.counters.nodes_shut_out.one();
                 tracing::warn!(%node, "a node says that it lives, but takes orders from nobody: it is shut out");
                 Ok(())
             }
@@ -249,10 +270,7 @@ impl Control {
         for turn in 0_u32.. {
             let given_up = self.known_nodes.last(&node).is_some_and(|(record, _)| record.given_up);
             let compared = match turn % GLANCES {
-                _ if given_up => {
-                    self.nodes.forget(&node);
-                    Ok(true)
-                }
+                _ if given_up => Ok(true),
                 0 => self.reconcile(&node).await,
                 _ => self.glance(&node).await,
             };

@@ -26,51 +26,70 @@ use tokio::time::Instant;
 use crate::records::{Job, OperationRecord, Read, ReplicaRecord};
 use crate::{Control, ControlError, Settings};
 
-/// The nodes, and since when one has not answered.
+/// So many tries without an answer, at least, before a node is out of reach: one says little, and a replica that stood still has
+/// made no more.
+const TRIES: u32 = 3;
+
+/// The nodes, and how each answers this replica.
 pub(crate) struct Reach {
     nodes: Arc<dyn Nodes>,
     /// What is done at once takes no longer.
     quick: Duration,
     /// What may take long, an image that is fetched, takes no longer.
     long: Duration,
-    silent: Mutex<BTreeMap<NodeName, Silent>>,
+    heard: Mutex<BTreeMap<NodeName, Heard>>,
 }
 
-#[derive(Clone, Copy)]
-struct Silent {
-    since: Instant,
-    /// It took an order that is done at once, and never said that it is. That it can still tell how it is, is no excuse.
+#[derive(Clone, Copy, Default)]
+struct Heard {
+    last: Option<Instant>,
+    /// Since then nothing was heard, though it was asked so often.
+    silent: Option<(Instant, u32)>,
+    /// It took orders that are done at once, and never said that they are. That it can still tell how it is, is no excuse.
     hangs: bool,
+}
+
+impl Heard {
+    fn is_silent_for(&self, time: Duration) -> bool {
+        self.silent.is_some_and(|(since, tries)| since.elapsed() >= time && (self.hangs || tries >= TRIES))
+    }
 }
 
 impl Reach {
     pub(crate) fn new(nodes: Arc<dyn Nodes>, settings: &Settings) -> Self {
-        Self { nodes, quick: settings.reach_within, long: settings.answer_within, silent: Mutex::default() }
+        Self { nodes, quick: settings.reach_within, long: settings.answer_within, heard: Mutex::default() }
     }
 
     /// Nodes that have not answered for too long: those out of reach, and those that hang.
     pub(crate) fn too_silent(&self) -> (Vec<NodeName>, Vec<NodeName>) {
-        let silent = self.silent.lock();
-        let too = silent.iter().filter(|(_, silent)| silent.since.elapsed() >= self.quick);
-        let (hanging, away): (Vec<_>, Vec<_>) = too.partition(|(_, silent)| silent.hangs);
-        let names = |nodes: Vec<(&NodeName, &Silent)>| nodes.into_iter().map(|(node, _)| node.clone()).collect();
+        let heard = self.heard.lock();
+        let too = heard.iter().filter(|(_, heard)| heard.is_silent_for(self.quick));
+        let (hanging, away): (Vec<_>, Vec<_>) = too.partition(|(_, heard)| heard.hangs);
+        let names = |nodes: Vec<(&NodeName, &Heard)>| nodes.into_iter().map(|(node, _)| node.clone()).collect();
         (names(away), names(hanging))
     }
 
-    /// Whether its last answer came.
+    /// Whether it has answered of late, and everything it was asked since.
     pub(crate) fn answers(&self, node: &NodeName) -> bool {
-        !self.silent.lock().contains_key(node)
+        let heard = self.heard.lock().get(node).copied().unwrap_or_default();
+        heard.silent.is_none() && heard.last.is_some_and(|last| last.elapsed() < self.quick)
     }
 
-    /// It was given up, or is another one by now: what is known of it is of the past.
+    /// It was given up, or has begun anew: what is known of it is of the past.
     pub(crate) fn forget(&self, node: &NodeName) {
-        self.silent.lock().remove(node);
+        self.heard.lock().remove(node);
     }
 
     fn note_silence(&self, node: &NodeName, hangs: bool) {
-        let mut silent = self.silent.lock();
-        let silent = silent.entry(node.clone()).or_insert(Silent { since: Instant::now(), hangs });
-        silent.hangs |= hangs;
+        let mut heard = self.heard.lock();
+        let heard = heard.entry(node.clone()).or_default();
+        heard.silent.get_or_insert((Instant::now(), 0)).1 += 1;
+        heard.hangs |= hangs;
+    }
+
+    fn note_answer(&self, node: &NodeName) {
+        let heard = Heard { last: Some(Instant::now()), ..Heard::default() };
+        self.heard.lock().insert(node.clone(), heard);
     }
 
     async fn answered<T>(
@@ -79,27 +98,43 @@ impl Reach {
         within: Duration,
         answer: impl Future<Output = Result<T, NodeError>>,
     ) -> Result<T, NodeError> {
-        match tokio::time::timeout(within, answer).await {
-            Err(_) => {
-                self.note_silence(node, within == self.quick);
-                Err(NodeError::Unreachable(format!("no answer for {} s", within.as_secs())))
-            }
-            Ok(Err(error @ NodeError::Unreachable(_))) => {
-                self.note_silence(node, false);
-                Err(error)
-            }
-            Ok(answer) => {
-                self.forget(node);
-                answer
+        let answer = tokio::time::timeout(within, answer).await;
+        let answer =
+            answer.unwrap_or_else(|_| Err(NodeError::Unreachable(format!("no answer for {} s", within.as_secs()))));
+        match &answer {
+            Err(NodeError::Unreachable(_)) => self.note_silence(node, false),
+            _ => self.note_answer(node),
+        }
+        answer
+    }
+
+    /// What a node does at once. If it does not, it is asked for what takes nothing at all: only one that does not answer that
+    /// either hangs, and not a single worker of it.
+    async fn at_once<T>(
+        &self,
+        node: &NodeName,
+        answer: impl Future<Output = Result<T, NodeError>>,
+    ) -> Result<T, NodeError> {
+        let begun = Instant::now();
+        let answer = self.answered(node, self.quick, answer).await;
+        if answer.is_err() && begun.elapsed() >= self.quick {
+            let nothing = OpId::from_bytes([0; 16]);
+            match tokio::time::timeout(self.quick, self.nodes.release(node, nothing)).await {
+                Err(_) => self.note_silence(node, true),
+                Ok(Err(NodeError::Unreachable(_))) => {}
+                Ok(_) => self.note_answer(node),
             }
         }
+        answer
     }
 
     pub(crate) async fn report(&self, node: &NodeName) -> Result<NodeReport, NodeError> {
-        let hangs = self.silent.lock().get(node).copied().filter(|silent| silent.hangs);
-        let report = self.answered(node, self.quick, self.nodes.report(node)).await;
-        if let Some(hangs) = hangs {
-            self.silent.lock().insert(node.clone(), hangs);
+        let report = tokio::time::timeout(self.quick, self.nodes.report(node)).await;
+        let report = report.unwrap_or_else(|_| Err(NodeError::Unreachable("it does not say how it is".to_owned())));
+        match &report {
+            Err(NodeError::Unreachable(_)) => self.note_silence(node, false),
+            _ if self.heard.lock().get(node).is_some_and(|heard| heard.hangs) => {}
+            _ => self.note_answer(node),
         }
         report
     }
@@ -113,7 +148,7 @@ impl Reach {
     }
 
     pub(crate) async fn abort(&self, node: &NodeName, worker: WorkerUid, op: OpId) -> Result<(), NodeError> {
-        self.answered(node, self.quick, self.nodes.abort(node, worker, op)).await
+        self.at_once(node, self.nodes.abort(node, worker, op)).await
     }
 
     pub(crate) async fn store(&self, node: &NodeName, order: SnapshotOrder) -> Result<Stored, NodeError> {
@@ -121,7 +156,7 @@ impl Reach {
     }
 
     pub(crate) async fn release(&self, node: &NodeName, op: OpId) -> Result<(), NodeError> {
-        self.answered(node, self.quick, self.nodes.release(node, op)).await
+        self.at_once(node, self.nodes.release(node, op)).await
     }
 
     pub(crate) async fn copy(&self, node: &NodeName, order: CopyOrder) -> Result<Stored, NodeError> {
@@ -139,7 +174,7 @@ impl Reach {
         actor: ActorUid,
         generation: Generation,
     ) -> Result<(), NodeError> {
-        self.answered(node, self.quick, self.nodes.discard(node, worker, actor, generation)).await
+        self.at_once(node, self.nodes.discard(node, worker, actor, generation)).await
     }
 
     pub(crate) async fn forget_snapshots(

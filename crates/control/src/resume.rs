@@ -223,7 +223,7 @@ impl Control {
             self.counters.snapshots_missing.one();
         }
         if let (NodeError::Hindered(_), Some(lease)) = (&error, bound.value.lease()) {
-            self.hindered.lock().insert(lease.node.clone(), Instant::now());
+            self.avoid(&lease.node, AVOIDED_FOR);
         }
         if let (NodeError::WorkerGone, Some(lease)) = (&error, bound.value.lease()) {
             // The news is on its way; until it is here the same worker would be chosen again.
@@ -251,14 +251,19 @@ impl Control {
             Ok(order) => order,
             Err(error) => return Ok(Err(NodeError::Refused(error.text))),
         };
-        let (mut patience, begun) = (Patience::new(), Instant::now());
+        let mut patience = Patience::new();
         loop {
+            let begun = Instant::now();
             match self.nodes.activate(&node, order.clone()).await {
                 Err(error @ NodeError::Unreachable(_)) => {
                     tracing::warn!(actor = %bound.value.key, %node, %error, "a wake waits for its node");
-                    self.hindered.lock().insert(node.clone(), Instant::now());
-                    if begun.elapsed() > self.settings.answer_within && self.has_not_come(&node, &order).await {
-                        return Ok(Err(NodeError::Hindered(error.to_string())));
+                    self.avoid(&node, AVOIDED_FOR);
+                    if begun.elapsed() >= self.settings.answer_within {
+                        // Somebody else may have gone on with it meanwhile.
+                        self.still(bound).await?;
+                        if self.has_not_come(&node, &order).await {
+                            return Ok(Err(NodeError::Hindered(error.to_string())));
+                        }
                     }
                     patience.wait(self).await?;
                     self.still(bound).await?;
@@ -416,8 +421,15 @@ impl Control {
 
     fn hindered_nodes(&self) -> BTreeSet<NodeName> {
         let mut hindered = self.hindered.lock();
-        hindered.retain(|_, since| since.elapsed() < AVOIDED_FOR);
+        hindered.retain(|_, until| *until > Instant::now());
         hindered.keys().cloned().collect()
+    }
+
+    /// For so long a node gets nobody whom another can take.
+    pub(crate) fn avoid(&self, node: &NodeName, time: Duration) {
+        let mut hindered = self.hindered.lock();
+        let until = hindered.entry(node.clone()).or_insert_with(Instant::now);
+        *until = (*until).max(Instant::now() + time);
     }
 
     /// What a bound actor's node is told to do: the same whoever asks, so that it can be asked again.

@@ -232,11 +232,12 @@ impl Control {
         lease: &Lease,
         order: Capture,
     ) -> Result<Result<Captured, NodeError>, ControlError> {
-        let (mut patience, begun) = (Patience::new(), tokio::time::Instant::now());
+        let mut patience = Patience::new();
         loop {
+            let begun = tokio::time::Instant::now();
             match self.nodes.capture(&lease.node, order.clone()).await {
-                // What is left of it is ended next, if the node does so much as that.
-                Err(error @ NodeError::Unreachable(_)) if begun.elapsed() > self.settings.answer_within => {
+                // It was reached, and has not answered this one. What is left of it is ended next, if the node does so much as that.
+                Err(error @ NodeError::Unreachable(_)) if begun.elapsed() >= self.settings.answer_within => {
                     return Ok(Err(error));
                 }
                 Err(error @ NodeError::Unreachable(_)) => {

@@ -43,7 +43,7 @@ impl Node {
     /// Says that this node lives, and does what it is told in return, for as long as this is polled.
     pub async fn keep_registered(self: Arc<Self>, registry: Arc<dyn Registry>) -> Result<(), NodeError> {
         let mut session = self.session()?;
-        let mut beat = self.beat();
+        let (mut beat, mut noting) = (self.beat(), None);
         let mut leaving = self.leaving.subscribe();
         loop {
             let leaves = *leaving.borrow_and_update();
@@ -53,7 +53,7 @@ impl Node {
                 Ok(Ok(Renewed::Kept { pools, surplus, beat: heard })) => {
                     self.serve_until(asked + NODE_SERVES_FOR);
                     beat = heard;
-                    self.note_beat(beat).await;
+                    self.note_beat(beat, &mut noting);
                     self.set_pools(pools);
                     self.retire(surplus);
                 }
@@ -121,17 +121,26 @@ impl Node {
     }
 
     fn beat(&self) -> u64 {
-        std::fs::read_to_string(self.beat_file()).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+        let text = std::fs::read_to_string(self.beat_file()).unwrap_or_default();
+        // What was told to a node of another name says nothing to this one.
+        let told = text.trim().strip_prefix(self.config.name.as_str());
+        told.and_then(|beat| beat.trim().parse().ok()).unwrap_or(0)
     }
 
-    /// Without a flush: what a power cut takes back is a little, and an older one is as true.
-    async fn note_beat(&self, beat: u64) {
-        let (new, file) = (self.beat_file().with_extension("new"), self.beat_file());
-        let note = move || std::fs::write(&new, beat.to_string()).and_then(|()| std::fs::rename(&new, &file));
-        let noted = tokio::task::spawn_blocking(note).await;
-        if let Err(error) = noted.map_err(std::io::Error::other).flatten() {
-            tracing::warn!(%error, "what this node was told last is not written down");
+    /// Without a flush, and not at all while the last one is still being written: no lease may wait for a disk, and an older beat is
+    /// as true.
+    fn note_beat(&self, beat: u64, noting: &mut Option<tokio::task::JoinHandle<()>>) {
+        if noting.as_ref().is_some_and(|noting| !noting.is_finished()) {
+            return;
         }
+        let (new, file) = (self.beat_file().with_extension("new"), self.beat_file());
+        let text = format!("{} {beat}", self.config.name);
+        *noting = Some(tokio::task::spawn_blocking(move || {
+            let noted = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &file));
+            if let Err(error) = noted {
+                tracing::warn!(%error, "what this node was told last is not written down");
+            }
+        }));
     }
 
     /// The session goes on over a restart, as the workers do.

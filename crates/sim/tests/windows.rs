@@ -392,7 +392,7 @@ fn a_node_out_of_reach_is_shut_out(out_of_reach: impl Fn(&Stage, &NodeName, bool
         stage.until("suspending", |actor| matches!(actor.phase, Phase::Suspending { .. })).await;
         stage.until_suspended().await;
         assert_eq!(stage.count().await, 2, "elsewhere, from its last snapshot");
-        assert!(stage.counted("ate_nodes_given_up_total") > 0);
+        assert!(stage.counted("ate_nodes_shut_out_total") > 0);
         out_of_reach(stage, &node, false);
     });
 }
@@ -419,7 +419,7 @@ fn nobody_is_shut_out_if_no_node_is_reached() {
         for node in &nodes {
             stage.cut_everybody_from(node, false);
         }
-        assert_eq!(stage.counted("ate_nodes_given_up_total"), 0, "the fault is not theirs");
+        assert_eq!(stage.counted("ate_nodes_shut_out_total"), 0, "the fault is not theirs");
         assert_eq!(stage.count().await, 3);
     });
 }

@@ -116,7 +116,12 @@ impl Control {
                 Err(error) if error.code == Code::FailedPrecondition => {
                     return self.abandon(&driver, &fork, error).await;
                 }
-                Err(error) if error.is_conflict() => return self.forked(&fork, error).await,
+                Err(error) if error.is_conflict() => {
+                    return match self.forked(&fork, error).await {
+                        Err(error) if error.is_conflict() => self.abandon(&driver, &fork, error).await,
+                        other => other,
+                    };
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -286,8 +291,14 @@ impl Control {
         let change = Change::new().guard(Guard::Present(operation_key(driver.op))).delete(operation_key(driver.op));
         match self.store.commit(self.with_forget(change, forgetting.op, forget.clone())).await {
             Ok(_) => drop(self.forget_behind(forgetting, forget)),
-            // Somebody else has brought it to its end.
-            Err(CommitError::Conflict { .. }) => {}
+            // Somebody else has brought it to its end, and removed what there was; this copy may have come after that.
+            Err(CommitError::Conflict { .. }) => {
+                let unmade = self.forked(fork, ControlError::conflict()).await;
+                if unmade.is_err_and(|error| error.is_conflict()) {
+                    self.store.commit(self.with_forget(Change::new(), forgetting.op, forget.clone())).await?;
+                    drop(self.forget_behind(forgetting, forget));
+                }
+            }
             Err(error) => return Err(error.into()),
         }
         Err(why)

@@ -236,11 +236,11 @@ impl Control {
         }
         // What is known here may be old: it may have come back, with workers that are new.
         let now = self.store.get(&node_key(node)).await?.map(Read::<NodeRecord>::decode).transpose()?;
-        if now.is_none_or(|read| !read.value.given_up) {
-            return Ok(());
-        }
+        let Some(now) = now.filter(|read| read.value.given_up) else { return Ok(()) };
+        // And it may come back while this is being written down.
+        let still = now.record.unchanged();
         for worker in workers {
-            self.worker_gone(worker, "its node has been silent for too long").await?;
+            self.worker_gone_while(Some(&still), worker, "its node has been silent for too long").await?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use ate_actor::{Actor, Event, Lease};
 use ate_name::{ActorKey, Generation, NodeName, ObjectKey, WorkerUid};
 use ate_orders::{Exit, Identity, NodeEvent, WorkerReport};
 use ate_placement::{Resident, State, Worker};
-use ate_store::{Change, CommitError, Kind};
+use ate_store::{Change, CommitError, Guard, Kind};
 
 use crate::ledger::Note;
 use crate::records::{Assignee, Read, WorkerRecord, encode, worker_key};
@@ -105,6 +105,16 @@ impl Control {
 
     /// A worker is gone, and with it what it ran.
     pub(crate) async fn worker_gone(self: &Arc<Self>, worker: WorkerUid, why: &str) -> Result<(), ControlError> {
+        self.worker_gone_while(None, worker, why).await
+    }
+
+    /// The same, if what the verdict rests on is still so when it is written down. If not, whoever judged judges again.
+    pub(crate) async fn worker_gone_while(
+        self: &Arc<Self>,
+        still: Option<&Guard>,
+        worker: WorkerUid,
+        why: &str,
+    ) -> Result<(), ControlError> {
         // Nobody new comes. It is forgotten when the store says so too: until then whoever looks for it sees that it is missing.
         self.fleet.lock().set_state(worker, State::Draining);
         loop {
@@ -118,7 +128,9 @@ impl Control {
                 None => None,
             };
             // In one step: if its worker were free for a moment, somebody would take it.
-            let gone = Change::new().guard(read.record.unchanged()).delete(worker_key(worker));
+            let guards = still.into_iter().cloned();
+            let gone =
+                guards.fold(Change::new(), Change::guard).guard(read.record.unchanged()).delete(worker_key(worker));
             let committed = match held {
                 Some(actor) => {
                     self.transition_with(gone, &actor, Event::Lost, Note::because("Lost", why)).await.map(drop)
@@ -126,6 +138,7 @@ impl Control {
                 None => self.store.commit(gone).await.map(drop).map_err(ControlError::from),
             };
             match committed {
+                Err(error) if error.is_conflict() && still.is_some() => return self.look_at_worker(worker).await,
                 // Somebody has just taken or left it: they lose it the same way.
                 Err(error) if error.is_conflict() => {}
                 Err(error) => return Err(error),

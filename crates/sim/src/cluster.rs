@@ -124,6 +124,8 @@ pub(crate) struct Cluster {
     nodes: Mutex<BTreeMap<NodeName, Node>>,
     storage: Mutex<Storage>,
     pub(crate) pool: ObjectKey,
+    /// That each node should have.
+    workers: usize,
     /// Ways there that are cut; the ways back are open.
     cuts: Mutex<BTreeSet<(String, NodeName)>>,
     news: Mutex<Vec<tokio::sync::mpsc::Sender<(NodeName, NodeEvent)>>>,
@@ -148,6 +150,7 @@ impl Cluster {
             nodes: Mutex::default(),
             storage: Mutex::default(),
             pool,
+            workers,
             cuts: Mutex::default(),
             news: Mutex::default(),
             store: std::sync::OnceLock::new(),
@@ -289,8 +292,7 @@ impl Cluster {
         self.kill_node(name);
         if let Some(node) = self.nodes.lock().get_mut(name) {
             self.world.say(format_args!("{name} loses its power"));
-            let count = node.workers.len();
-            node.workers = (0..count).map(|_| self.new_worker()).collect();
+            node.workers.clear();
         }
     }
 
@@ -341,8 +343,9 @@ impl Cluster {
         let mut nodes = self.nodes.lock();
         let Some(node) = nodes.get_mut(name) else { return };
         self.world.say(format_args!("worker {worker} of {name} is killed"));
-        node.workers.remove(&worker);
-        node.workers.extend([self.new_worker()]);
+        if node.workers.remove(&worker).is_some() {
+            node.workers.extend([self.new_worker()]);
+        }
         let up = node.up;
         drop(nodes);
         if up {
@@ -383,6 +386,9 @@ impl Cluster {
     pub(crate) fn renewed(&self, name: &NodeName, asked: Instant, beat: u64) {
         if let Some(node) = self.nodes.lock().get_mut(name) {
             node.beat = beat;
+            // It learns with that how many it should have. Orders for those of before may still be on their way.
+            let missing = self.workers.saturating_sub(node.workers.len());
+            node.workers.extend((0..missing).map(|_| self.new_worker()));
             node.until = node.until.max(asked + NODE_SERVES_FOR);
         }
     }
@@ -393,9 +399,7 @@ impl Cluster {
         let Some(node) = nodes.get_mut(name).filter(|node| node.session == session) else { return };
         self.world.say(format_args!("{name} ends what it runs and registers anew"));
         node.session = SessionId::from_random(self.world.dice.bytes());
-        // Orders for the old ones may still be on their way.
-        let count = node.workers.len();
-        node.workers = (0..count).map(|_| self.new_worker()).collect();
+        node.workers.clear();
     }
 
     fn reports_of(&self, name: &NodeName) -> Option<Vec<WorkerReport>> {

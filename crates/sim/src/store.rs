@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use ate_actor::{Actor, Lease, Phase};
-use ate_control::{Check, Finding, NodeRecord, Quota, Template, WorkerRecord};
+use ate_control::{Check, Finding, HistoryEntry, NodeRecord, Quota, Template, WorkerRecord};
 use ate_name::{ActorKey, Generation, NodeName};
 use ate_store::{
     Change, CommitError, Committed, Entry, Fault, FeedLimits, Key, Kind, MemoryStore, Page, Prefix, Record, Revision,
@@ -116,6 +116,12 @@ impl Shared {
             match key.kind() {
                 Kind::Actor => self.check_actor(cluster, &serde_json::from_slice(&value).expect("an actor")).await,
                 Kind::Worker => self.check_worker(&serde_json::from_slice(&value).expect("a worker")).await,
+                Kind::History => {
+                    let entry: HistoryEntry = serde_json::from_slice(&value).expect("an entry");
+                    if !entry.detail.is_empty() {
+                        self.world.say(format_args!("  because: {} ({})", entry.detail, entry.event));
+                    }
+                }
                 _ => {}
             }
         }

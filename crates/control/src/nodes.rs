@@ -151,9 +151,11 @@ impl Control {
         if !same || record.given_up {
             self.nodes.forget(&node);
         }
-        if record.shut_out {
-            // It comes back, but perhaps no better.
-            self.avoid(&node, self.settings.answer_within);
+        // Its workers are taken out of the fleet one by one; and one that was shut out comes back, but perhaps no better.
+        match (record.shut_out, record.given_up) {
+            (true, _) => self.avoid(&node, self.settings.answer_within),
+            (_, true) => self.avoid(&node, self.settings.node_lease),
+            _ => {}
         }
         self.known_nodes.note(node, record);
     }

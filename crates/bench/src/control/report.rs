@@ -164,12 +164,9 @@ impl Of<'_> {
             let name = format!("{store}: p50 of a wake, {name}, {sizes}");
             targets.push(Target::new(name, Limit::AtMost(1.2), median(most, kind), median(least, kind)));
         }
-        // With the next smaller one, so that both have files and a cache that are in use: with a thousand actors all there is lies
-        // in what is gathered for the next file.
-        let smaller = self.actors.iter().copied().filter(|actors| *actors < most).max().unwrap_or(least);
         let own = |actors: u32| self.own(actors, "memory", true);
-        let name = format!("{store}: memory without the cache, {} actors / {}", thousands(most), thousands(smaller));
-        targets.push(Target::new(name, Limit::AtMost(1.2), own(most), own(smaller)));
+        let name = format!("{store}: memory without the cache, {sizes}");
+        targets.push(Target::new(name, Limit::AtMost(1.2), own(most), own(least)));
         targets
     }
 

@@ -137,30 +137,6 @@ const MUTATIONS: &[Mutation] = &[
         from: "Some(most) => Ok(change.guard(Guard::AtMost(count_key(atespace, what), most - 1))),",
         to: "Some(most) => Ok(change.guard(Guard::AtMost(count_key(atespace, what), most))),",
     },
-    Mutation {
-        name: "the answer to an operation of the past is taken",
-        file: "crates/actor/src/apply.rs",
-        from: "(P::Suspending { lease, op, intent, snapshot }, E::Captured { op: captured }) if op == captured => {",
-        to: "(P::Suspending { lease, op, intent, snapshot }, E::Captured { .. }) => {",
-    },
-    Mutation {
-        name: "what was meant for one generation is done to the next",
-        file: "crates/control/src/ledger.rs",
-        from: "if read.value.generation != generation || moved_on {",
-        to: "if moved_on {",
-    },
-    Mutation {
-        name: "a node that takes orders from nobody is waited for",
-        file: "crates/control/src/nodes.rs",
-        from: "if !known.shut_out && self.is_out_of_everybodys_reach(node) {",
-        to: "if false {",
-    },
-    Mutation {
-        name: "a pause is only on its node",
-        file: "crates/actor/src/apply.rs",
-        from: "self.snapshots.uploading = (!durable).then_some(op);",
-        to: "self.snapshots.uploading = (intent != Intent::Pause && !durable).then_some(op);",
-    },
 ];
 
 /// The seeds of one mutation take a minute or two; a control plane that goes round in circles takes for ever.

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// The text is no sha256.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 pub struct DigestError;
 
 /// A sha256, written as 64 lower-case hexadecimal digits. Computing one is the business of whoever holds the bytes.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Digest([u8; 32]);
 
 impl Digest {
@@ -39,9 +39,25 @@ impl Digest {
     }
 }
 
+/// Records hold several, and are written often: digit by digit, not by way of the formatter.
+fn hex<'a>(bytes: &[u8; 32], digits: &'a mut [u8; 64]) -> &'a str {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    for (byte, pair) in bytes.iter().zip(digits.chunks_exact_mut(2)) {
+        pair[0] = DIGITS[usize::from(byte >> 4)];
+        pair[1] = DIGITS[usize::from(byte & 15)];
+    }
+    std::str::from_utf8(digits).expect("digits are text")
+}
+
+impl Serialize for Digest {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(hex(&self.0, &mut [0; 64]))
+    }
+}
+
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(hex(&self.0, &mut [0; 64]))
     }
 }
 
@@ -55,12 +71,6 @@ impl TryFrom<String> for Digest {
     type Error = DigestError;
     fn try_from(text: String) -> Result<Self, DigestError> {
         Self::parse(&text)
-    }
-}
-
-impl From<Digest> for String {
-    fn from(digest: Digest) -> String {
-        digest.to_string()
     }
 }
 

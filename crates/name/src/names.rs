@@ -42,7 +42,7 @@ macro_rules! label_name {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(try_from = "String", into = "String")]
+        #[serde(try_from = "String")]
         pub struct $name(String);
 
         impl $name {
@@ -73,12 +73,6 @@ macro_rules! label_name {
             type Error = NameError;
             fn try_from(text: String) -> Result<Self, NameError> {
                 Self::parse(text)
-            }
-        }
-
-        impl From<$name> for String {
-            fn from(name: $name) -> String {
-                name.0
             }
         }
     };

@@ -479,7 +479,7 @@ async fn what_is_taken_back_is_gone() {
         assert_eq!(target.everything().await, (Revision(1 << 50), vec![record("b")]));
         // Whoever watched before the restore begins anew.
         let store = target.open().await.expect("opens");
-        let watched = store.watch(&Prefix::all(Kind::Actor), Revision(5)).await.map(drop);
+        let watched = store.watch(&[Prefix::all(Kind::Actor)], Revision(5)).await.map(drop);
         assert!(matches!(watched, Err(ate_store::WatchError::Compacted { .. })), "{watched:?}");
     }
 }

@@ -196,7 +196,7 @@ impl Control {
         let too_old = |error: ate_store::WatchError| {
             ControlError::new(Code::OutOfRange, format!("{error}: list again and watch from there"))
         };
-        let feed = self.store.watch(&prefix, since).await.map_err(too_old)?;
+        let feed = self.store.watch(std::slice::from_ref(&prefix), since).await.map_err(too_old)?;
         let changes = feed.flat_map(move |event| {
             let changes = match event {
                 Ok(event) => event.mutations.iter().map(|mutation| ActorChange::of(event.revision, mutation)).collect(),

@@ -10,7 +10,7 @@ use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 
 use crate::golden::is_over;
-use crate::records::{Read, encode, made_from, object_key, object_name};
+use crate::records::{Read, each, encode, made_from, object_key, object_name};
 use crate::{Code, Control, ControlError};
 
 /// A template, and how far its golden snapshot is.
@@ -155,7 +155,7 @@ impl Control {
     pub(crate) async fn load_objects(&self, kind: Kind) -> Result<(), ControlError> {
         let records = self.all(kind).await?;
         self.catalog.keep_only(kind, &records);
-        records.iter().try_for_each(|record| self.catalog.take(&record.key, Some(record)))
+        each(&records, |record| self.catalog.take(&record.key, Some(record)))
     }
 
     /// What applying would do; nothing is written.

@@ -15,7 +15,7 @@ use ate_name::{NodeName, SessionId};
 use ate_store::{Change, CommitError, Kind, Record};
 use tokio::time::Instant;
 
-use crate::records::{NodeRecord, Read, encode, node_key};
+use crate::records::{NodeRecord, Read, each, encode, node_key};
 use crate::{Control, ControlError, Replicas};
 
 /// A node says that it lives, and how it is reached.
@@ -161,7 +161,7 @@ impl Control {
     }
 
     pub(crate) async fn load_nodes(&self) -> Result<(), ControlError> {
-        self.all(Kind::Node).await?.iter().try_for_each(|record| self.note_node(record))
+        each(&self.all(Kind::Node).await?, |record| self.note_node(record))
     }
 
     /// Whether what only this node has must be given up too.

@@ -18,7 +18,7 @@ use ate_store::{Change, CommitError, Guard, Key, Kind, Record, number};
 use serde::{Deserialize, Serialize};
 
 use crate::actors::is_golden;
-use crate::records::{AtespaceRecord, Read, atespace_key};
+use crate::records::{AtespaceRecord, Read, atespace_key, each};
 use crate::{Code, Control, ControlError};
 
 /// Limits; `None`: none.
@@ -269,8 +269,7 @@ impl Control {
     }
 
     pub(crate) async fn load_quotas(&self) -> Result<(), ControlError> {
-        let records = self.all(Kind::Atespace).await?;
-        records.iter().try_for_each(|record| self.note_atespace(&record.key, Some(record)))
+        each(&self.all(Kind::Atespace).await?, |record| self.note_atespace(&record.key, Some(record)))
     }
 
     /// Changes what an atespace may use. What it uses already stays.

@@ -89,6 +89,14 @@ pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
     })
 }
 
+/// Takes in all that can be read; the first error, if there was one.
+pub(crate) fn each(
+    records: &[Record],
+    take: impl FnMut(&Record) -> Result<(), ControlError>,
+) -> Result<(), ControlError> {
+    records.iter().map(take).fold(Ok(()), Result::and)
+}
+
 impl Control {
     /// Every record of a kind, of which there are few: not for actors and their histories.
     pub(crate) async fn all(&self, kind: Kind) -> Result<Vec<Record>, ControlError> {

@@ -11,7 +11,7 @@ use ate_store::{Change, CommitError, Kind, Record};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::records::{Read, ReplicaRecord, encode, replica_key};
+use crate::records::{Read, ReplicaRecord, each, encode, replica_key};
 use crate::{Control, ControlError};
 
 /// How the replicas of an instance learn of each other's end.
@@ -98,7 +98,7 @@ impl Control {
     }
 
     pub(crate) async fn load_replicas(&self) -> Result<(), ControlError> {
-        self.all(Kind::Replica).await?.iter().try_for_each(|record| self.note_replica(record))
+        each(&self.all(Kind::Replica).await?, |record| self.note_replica(record))
     }
 
     /// Says that this replica lives, again and again; buries those that no longer do.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ate_name::ReplicaId;
 use ate_orders::{NodeEvent, Nodes};
-use ate_store::{Kind, Revision, Store};
+use ate_store::{Kind, Prefix, Revision, Store};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -71,12 +71,8 @@ impl Control {
     /// Loads what is needed at every turn and begins to follow the store.
     pub async fn start(self: &Arc<Self>) -> Result<(), ControlError> {
         let since = self.store.revision().await?;
-        for kind in FOLLOWED {
-            self.load(kind).await?;
-        }
-        for kind in FOLLOWED {
-            self.keep(Arc::clone(self).keep_following(kind, since));
-        }
+        self.load().await?;
+        self.keep(Arc::clone(self).keep_following(since));
         if matches!(self.settings.replicas, Replicas::Several { .. }) {
             self.keep(Arc::clone(self).keep_beating());
         }
@@ -97,32 +93,38 @@ impl Control {
         self.failed.cancelled().await;
     }
 
-    async fn load(&self, kind: Kind) -> Result<(), ControlError> {
-        match kind {
-            Kind::Template | Kind::Pool | Kind::Config => self.load_objects(kind).await,
-            Kind::Atespace => self.load_quotas().await,
-            Kind::Replica => self.load_replicas().await,
-            Kind::Node => self.load_nodes().await,
-            // With those that they run.
-            _ => self.load_workers().await,
+    /// All that can be read, whatever cannot.
+    async fn load(&self) -> Result<(), ControlError> {
+        let mut loaded = Ok(());
+        for kind in [Kind::Config, Kind::Pool, Kind::Template] {
+            loaded = loaded.and(self.load_objects(kind).await);
         }
+        loaded = loaded.and(self.load_quotas().await);
+        // With those that they run.
+        loaded = loaded.and(self.load_workers().await);
+        loaded = loaded.and(self.load_replicas().await);
+        loaded.and(self.load_nodes().await)
     }
 
-    async fn keep_following(self: Arc<Self>, kind: Kind, mut since: Revision) {
+    async fn keep_following(self: Arc<Self>, mut since: Revision) {
+        let followed = FOLLOWED.map(Prefix::all);
         loop {
             tokio::select! {
                 biased;
                 () = self.stopping.cancelled() => return,
-                ended = self.follow(kind, since) => {
-                    tracing::warn!(%kind, error = ended.err().map(|error| error.text), "following the store anew");
+                ended = self.follow(&followed, since) => {
+                    tracing::warn!(error = ended.err().map(|error| error.text), "following the store anew");
                 }
             }
             let mut patience = drive::Patience::new();
             // What changed meanwhile is not told: all of it is looked at again.
             since = loop {
-                let revision = self.store.revision().await;
-                if let (Ok(revision), Ok(())) = (revision, self.load(kind).await) {
-                    break revision;
+                if let Ok(revision) = self.store.revision().await {
+                    match self.load().await {
+                        Err(error) if error.is_store_away() => {}
+                        // A record that cannot be read stays so for as long as it is there.
+                        _ => break revision,
+                    }
                 }
                 if patience.wait(&self).await.is_err() {
                     return;

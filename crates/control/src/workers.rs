@@ -1,5 +1,6 @@
 //! The fleet as the control plane knows it, and what becomes of actors whose worker is gone.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ate_actor::{Actor, Event, Lease};
@@ -84,10 +85,18 @@ impl Control {
 
     /// Every worker and who is in it, anew.
     pub(crate) async fn load_workers(&self) -> Result<(), ControlError> {
-        let workers = self.workers().await?;
-        let mut running = std::collections::BTreeSet::new();
-        for read in &workers {
-            self.note_worker(read);
+        let records = self.all(Kind::Worker).await?;
+        let there: BTreeSet<_> = records.iter().filter_map(|record| WorkerUid::parse(record.key.path()).ok()).collect();
+        let (mut running, mut loaded) = (BTreeSet::new(), Ok(()));
+        for record in records {
+            let read = match Read::<WorkerRecord>::decode(record) {
+                Ok(read) => read,
+                Err(error) => {
+                    loaded = loaded.and(Err(error));
+                    continue;
+                }
+            };
+            self.note_worker(&read);
             if let Some(assignee) = &read.value.assigned {
                 let actor = self.actor(&assignee.key).await;
                 if let Ok(read) = actor {
@@ -97,10 +106,9 @@ impl Control {
             }
         }
         self.assignments.keep_only(&running);
-        let there: std::collections::BTreeSet<_> = workers.iter().map(|read| read.value.lease.worker).collect();
         let known: Vec<_> = self.fleet.lock().iter().map(|worker| worker.lease.worker).collect();
         known.into_iter().filter(|known| !there.contains(known)).for_each(|worker| self.forget_worker(worker));
-        Ok(())
+        loaded
     }
 
     /// A worker is gone, and with it what it ran.

@@ -327,9 +327,9 @@ impl Store for StoreWire {
         page
     }
 
-    async fn watch(&self, prefix: &Prefix, after: Revision) -> Result<Watch, WatchError> {
+    async fn watch(&self, prefixes: &[Prefix], after: Revision) -> Result<Watch, WatchError> {
         self.reach().await?;
-        let watch = self.shared.memory.watch(prefix, after).await?;
+        let watch = self.shared.memory.watch(prefixes, after).await?;
         let world = Arc::clone(&self.world);
         // In order, and late.
         Ok(watch

@@ -206,9 +206,9 @@ impl Store for EmbeddedStore {
         .await
     }
 
-    async fn watch(&self, prefix: &Prefix, after: Revision) -> Result<Watch, WatchError> {
+    async fn watch(&self, prefixes: &[Prefix], after: Revision) -> Result<Watch, WatchError> {
         let current = self.revision().await?;
-        self.shared.feed.watch(prefix.clone(), after, current)
+        self.shared.feed.watch(prefixes, after, current)
     }
 
     async fn revision(&self) -> Result<Revision, Fault> {

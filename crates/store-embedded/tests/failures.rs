@@ -40,7 +40,7 @@ async fn a_second_opener_learns_the_holder_and_waits_for_its_close() {
     let refused = open(directory.path()).expect_err("two writers would destroy each other's work").to_string();
     assert!(refused.contains(&directory.path().display().to_string()), "{refused}");
     assert!(refused.contains(&format!("process {}", std::process::id())), "{refused}");
-    let mut watch = store.watch(&everything(), Revision::ZERO).await.expect("starts");
+    let mut watch = store.watch(&[everything()], Revision::ZERO).await.expect("starts");
     store.commit(put("a")).await.expect("the holder is not disturbed");
     store.close();
     assert_eq!(watch.next().await.expect("shown before the end").expect("kept up").revision, Revision(1));
@@ -136,7 +136,7 @@ async fn a_failed_write_is_unavailable_and_the_next_one_works() {
     let directory = TempDir::new().expect("a temporary directory");
     let (store, probe) = Probe::open(directory.path());
     store.commit(put("before")).await.expect("works");
-    let mut watch = store.watch(&everything(), Revision(1)).await.expect("starts");
+    let mut watch = store.watch(&[everything()], Revision(1)).await.expect("starts");
     probe.fail_once(Failure::BeforeCommit);
     assert!(is_unavailable(&store.commit(put("lost")).await));
     assert!(store.get(&actor("before")).await.expect("reads go on").is_some());
@@ -151,7 +151,7 @@ async fn a_failed_write_is_unavailable_and_the_next_one_works() {
 async fn a_commit_that_failed_only_in_its_answer_is_kept_and_ends_the_watches() {
     let directory = TempDir::new().expect("a temporary directory");
     let (store, probe) = Probe::open(directory.path());
-    let mut watch = store.watch(&everything(), Revision::ZERO).await.expect("starts");
+    let mut watch = store.watch(&[everything()], Revision::ZERO).await.expect("starts");
     probe.fail_once(Failure::AfterCommit);
     assert!(is_unavailable(&store.commit(put("kept")).await));
     assert_eq!(store.commit(put("after")).await.expect("works").revision, Revision(2));

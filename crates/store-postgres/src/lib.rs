@@ -251,14 +251,14 @@ impl Store for PostgresStore {
 
     /// From revisions that this replica's feed still holds, though the log may reach further back: a watcher that was away
     /// for that long lists again, which every watcher can.
-    async fn watch(&self, prefix: &Prefix, after: Revision) -> Result<Watch, WatchError> {
+    async fn watch(&self, prefixes: &[Prefix], after: Revision) -> Result<Watch, WatchError> {
         let current = self.revision().await?;
         // Otherwise it would depend on the follower's haste what is refused and what is shown.
         if self.shared.relay.seen() < current {
             self.shared.news.notify_one();
             self.shared.relay.reach(current, self.shared.settings.patience).await?;
         }
-        self.shared.relay.feed().watch(prefix.clone(), after, current)
+        self.shared.relay.feed().watch(prefixes, after, current)
     }
 
     async fn revision(&self) -> Result<Revision, Fault> {

@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn each_commit_passes_once_and_in_order_whoever_brings_it() {
         let relay = Relay::new(Feed::new(Revision(5), FeedLimits::default()), Revision(5));
-        let mut watch = relay.feed().watch(Prefix::all(Kind::Actor), Revision(5), Revision(5)).expect("starts");
+        let mut watch = relay.feed().watch(&[Prefix::all(Kind::Actor)], Revision(5), Revision(5)).expect("starts");
         let mut shown = || std::iter::from_fn(|| watch.next().now_or_never().flatten()).collect::<Vec<_>>();
         let shows = |revisions: &[u64]| events(revisions.iter().copied()).into_iter().map(Ok).collect::<Vec<_>>();
         assert!(!relay.publish(Revision(6), Revision(7), events([7])), "revision 6 is missing");

@@ -42,7 +42,7 @@ async fn a_database_that_is_away_is_unavailable_and_then_there_again() {
     let store = connect(Settings { patience: Duration::from_millis(200), ..settings(&server, &schema) }).await;
     let patient = connect(settings(&server, &schema)).await;
     store.commit(put("before")).await.expect("works");
-    let mut watch = patient.watch(&Prefix::all(Kind::Actor), Revision::ZERO).await.expect("starts");
+    let mut watch = patient.watch(&[Prefix::all(Kind::Actor)], Revision::ZERO).await.expect("starts");
     server.crash();
 
     // The first learns that its connection broke, perhaps when it had sent the change already; the second cannot connect.
@@ -106,7 +106,7 @@ async fn what_was_answered_holds_though_server_and_connections_break_under_load(
         [Arc::new(connect(settings(&server, &schema)).await), Arc::new(connect(settings(&server, &schema)).await)];
     let mut watches = Vec::new();
     for store in &stores {
-        watches.push(store.watch(&Prefix::all(Kind::Actor), Revision::ZERO).await.expect("starts"));
+        watches.push(store.watch(&[Prefix::all(Kind::Actor)], Revision::ZERO).await.expect("starts"));
     }
     let mut outcomes = BTreeMap::new();
     for round in 0..ROUNDS {
@@ -211,7 +211,7 @@ async fn a_replica_that_hangs_with_the_lock_is_overcome() {
 async fn what_was_queued_before_the_close_is_committed_and_nothing_after() {
     let settings = settings(server(), &new_schema());
     let store = connect(settings.clone()).await;
-    let mut watch = store.watch(&Prefix::all(Kind::Actor), Revision::ZERO).await.expect("starts");
+    let mut watch = store.watch(&[Prefix::all(Kind::Actor)], Revision::ZERO).await.expect("starts");
     let mut waiting: Vec<_> = (0..10).map(|at| Box::pin(store.commit(put(&at.to_string())))).collect();
     for commit in &mut waiting {
         // The first few may be through already.

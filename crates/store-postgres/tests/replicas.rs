@@ -45,8 +45,8 @@ impl Store for Pair {
         self.next().list(prefix, after, limit).await
     }
 
-    async fn watch(&self, prefix: &Prefix, after: Revision) -> Result<Watch, WatchError> {
-        self.next().watch(prefix, after).await
+    async fn watch(&self, prefixes: &[Prefix], after: Revision) -> Result<Watch, WatchError> {
+        self.next().watch(prefixes, after).await
     }
 
     async fn revision(&self) -> Result<Revision, Fault> {
@@ -104,7 +104,7 @@ async fn each_sees_all_commits_in_order_though_its_connections_are_cut() {
     let mut settings = settings(server(), &new_schema());
     settings.address = format!("{}?application_name=cut", server().url()).parse().expect("well formed");
     let replicas = [connect(settings.clone()).await, connect(settings.clone()).await];
-    let watches = join_all(replicas.iter().map(async |replica| replica.watch(&actors(), Revision::ZERO).await)).await;
+    let watches = join_all(replicas.iter().map(async |replica| replica.watch(&[actors()], Revision::ZERO).await)).await;
     let done = Arc::new(AtomicBool::new(false));
     let cutter = tokio::task::spawn_blocking({
         let done = done.clone();
@@ -232,13 +232,13 @@ async fn a_replica_that_fell_behind_the_log_ends_its_watches() {
     let settings = settings(server(), &new_schema());
     let store = connect(settings.clone()).await;
     store.commit(put("a")).await.expect("no guards");
-    let mut watch = store.watch(&actors(), Revision(1)).await.expect("starts");
+    let mut watch = store.watch(&[actors()], Revision(1)).await.expect("starts");
     // As if others had committed three times while this one was away, and the log had been cut since.
     let schema = &settings.schema;
     server().sql(&format!("UPDATE {schema}.head SET revision = 4; SELECT pg_notify('ate-store:{schema}', '')"));
     let ended = watch.next().await.expect("says why");
     assert_eq!(ended, Err(WatchError::Lagged { seen: Revision(1), floor: Revision(4) }));
-    let mut next = store.watch(&actors(), Revision(4)).await.expect("goes on from here");
+    let mut next = store.watch(&[actors()], Revision(4)).await.expect("goes on from here");
     store.commit(put("b")).await.expect("no guards");
     assert_eq!(next.next().await.expect("open").expect("keeps up").revision, Revision(5));
 }
@@ -260,7 +260,7 @@ async fn old_entries_of_the_log_are_removed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn schemas_of_one_database_do_not_mix() {
     let stores = [connect(settings(server(), &new_schema())).await, connect(settings(server(), &new_schema())).await];
-    let mut watch = stores[1].watch(&actors(), Revision::ZERO).await.expect("starts");
+    let mut watch = stores[1].watch(&[actors()], Revision::ZERO).await.expect("starts");
     stores[0].commit(put("a")).await.expect("no guards");
     stores[1].commit(put("b")).await.expect("no guards");
     for (store, name) in stores.iter().zip(["a", "b"]) {

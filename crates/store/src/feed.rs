@@ -94,7 +94,7 @@ impl Feed {
     }
 
     /// `current` is the store's revision; it may run ahead of what is published, and a list may have shown it.
-    pub fn watch(&self, prefix: Prefix, after: Revision, current: Revision) -> Result<Watch, WatchError> {
+    pub fn watch(&self, prefixes: &[Prefix], after: Revision, current: Revision) -> Result<Watch, WatchError> {
         if after > current {
             return Err(WatchError::Ahead { after, current });
         }
@@ -105,7 +105,7 @@ impl Feed {
         let cursor = Cursor {
             ring: self.ring.clone(),
             changed: self.changed.waiter(),
-            prefix,
+            prefixes: prefixes.to_vec(),
             seen: after,
             ready: VecDeque::new(),
             ended: false,
@@ -153,7 +153,7 @@ fn weight(event: &Event) -> usize {
 struct Cursor {
     ring: Arc<RwLock<Ring>>,
     changed: Waiter,
-    prefix: Prefix,
+    prefixes: Vec<Prefix>,
     seen: Revision,
     ready: VecDeque<Event>,
     ended: bool,
@@ -191,8 +191,8 @@ impl Cursor {
     fn take(&mut self, events: &[Arc<Event>]) {
         for event in events {
             self.seen = event.revision;
-            let mutations: Vec<_> =
-                event.mutations.iter().filter(|mutation| self.prefix.contains(mutation.key())).cloned().collect();
+            let watched = |mutation: &&Mutation| self.prefixes.iter().any(|prefix| prefix.contains(mutation.key()));
+            let mutations: Vec<_> = event.mutations.iter().filter(watched).cloned().collect();
             if !mutations.is_empty() {
                 self.ready.push_back(Event { revision: event.revision, mutations });
             }

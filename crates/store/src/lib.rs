@@ -66,8 +66,8 @@ pub trait Store: std::fmt::Debug + Send + Sync {
     /// whatever the store holds. `limit` is taken between 1 and [`MAX_PAGE_RECORDS`].
     async fn list(&self, prefix: &Prefix, after: Option<&str>, limit: usize) -> Result<Page, Fault>;
 
-    /// Commits after `after` that touch `prefix`, then those to come.
-    async fn watch(&self, prefix: &Prefix, after: Revision) -> Result<Watch, WatchError>;
+    /// Commits after `after` that touch one of the prefixes, then those to come.
+    async fn watch(&self, prefixes: &[Prefix], after: Revision) -> Result<Watch, WatchError>;
 
     /// The last commit.
     async fn revision(&self) -> Result<Revision, Fault>;

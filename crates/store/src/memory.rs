@@ -99,9 +99,9 @@ impl Store for MemoryStore {
         Ok(filler.page())
     }
 
-    async fn watch(&self, prefix: &Prefix, after: Revision) -> Result<Watch, WatchError> {
+    async fn watch(&self, prefixes: &[Prefix], after: Revision) -> Result<Watch, WatchError> {
         let current = self.state().revision;
-        self.feed.watch(prefix.clone(), after, current)
+        self.feed.watch(prefixes, after, current)
     }
 
     async fn revision(&self) -> Result<Revision, Fault> {

@@ -77,8 +77,8 @@ impl Store for Metered {
         self.store.list(prefix, after, limit).await
     }
 
-    async fn watch(&self, prefix: &Prefix, after: Revision) -> Result<Watch, WatchError> {
-        self.store.watch(prefix, after).await
+    async fn watch(&self, prefixes: &[Prefix], after: Revision) -> Result<Watch, WatchError> {
+        self.store.watch(prefixes, after).await
     }
 
     async fn revision(&self) -> Result<Revision, Fault> {

@@ -141,7 +141,7 @@ pub async fn a_change_beyond_the_limits_is_refused(subject: &dyn Subject) {
 pub async fn deleting_what_is_absent_is_no_error_and_no_event(subject: &dyn Subject) {
     use futures::StreamExt;
     let store = subject.open(FeedLimits::default()).await;
-    let mut watch = store.watch(&actors(), Revision::ZERO).await.expect("nothing is compacted yet");
+    let mut watch = store.watch(&[actors()], Revision::ZERO).await.expect("nothing is compacted yet");
     store.commit(Change::new().delete(actor("a"))).await.expect("no guards");
     let record = put(&*store, "b", "1").await;
     let first = watch.next().await.expect("open").expect("not lagging");
@@ -169,9 +169,9 @@ pub async fn what_was_committed_is_there_after_reopening(subject: &dyn Subject) 
     assert_eq!(get(&*store, "a").await, Some(kept.clone()));
     assert_eq!(get(&*store, "b").await, None);
     assert_eq!(store.revision().await, Ok(Revision(4)));
-    let refused = store.watch(&actors(), Revision(3)).await.err();
+    let refused = store.watch(&[actors()], Revision(3)).await.err();
     assert_eq!(refused, Some(WatchError::Compacted { after: Revision(3), floor: Revision(4) }));
-    drop(store.watch(&actors(), Revision(4)).await.expect("nothing has happened since"));
+    drop(store.watch(&[actors()], Revision(4)).await.expect("nothing has happened since"));
     let next = store.commit(Change::new().replace(&kept, "3")).await.expect("unchanged over the reopening");
     assert_eq!((next.revision, next.versions), (Revision(5), vec![3]), "revisions go on where they were");
 }

@@ -11,8 +11,11 @@ async fn next(watch: &mut Watch) -> Event {
 
 pub async fn a_watch_shows_each_commit_once_whole_and_in_order(subject: &dyn Subject) {
     let store = subject.open(FeedLimits::default()).await;
-    let mut demo = store.watch(&below("demo"), Revision::ZERO).await.expect("starts");
-    let mut workers = store.watch(&Prefix::all(Kind::Worker), Revision::ZERO).await.expect("starts");
+    let mut demo = store.watch(&[below("demo")], Revision::ZERO).await.expect("starts");
+    let mut workers = store.watch(&[Prefix::all(Kind::Worker)], Revision::ZERO).await.expect("starts");
+    // One of them twice: what it shows is shown once.
+    let several = [below("demo"), Prefix::all(Kind::Worker), below("demo")];
+    let mut several = store.watch(&several, Revision::ZERO).await.expect("starts");
     let worker = Key::parse(Kind::Worker, "w").expect("well formed");
 
     put(&*store, "other/a", "x").await;
@@ -25,7 +28,10 @@ pub async fn a_watch_shows_each_commit_once_whole_and_in_order(subject: &dyn Sub
     };
     let (a, b) = (actor("demo/a"), actor("demo/b"));
     let bound = Event { revision: Revision(2), mutations: vec![record(&a, 1, 2, "1"), record(&b, 1, 2, "1")] };
-    let ended = Event { revision: Revision(3), mutations: vec![Mutation::Deleted(a), record(&b, 2, 3, "2")] };
+    let ended = Event { revision: Revision(3), mutations: vec![Mutation::Deleted(a.clone()), record(&b, 2, 3, "2")] };
+    let both = vec![record(&a, 1, 2, "1"), record(&worker, 1, 2, "1"), record(&b, 1, 2, "1")];
+    assert_eq!(next(&mut several).await, Event { revision: Revision(2), mutations: both }, "one commit is one event");
+    assert_eq!(next(&mut several).await, ended);
     assert_eq!((next(&mut demo).await, next(&mut demo).await), (bound, ended));
     let assigned = Event { revision: Revision(2), mutations: vec![record(&worker, 1, 2, "1")] };
     assert_eq!(next(&mut workers).await, assigned);
@@ -41,7 +47,7 @@ pub async fn a_watch_resumes_after_any_revision_still_kept(subject: &dyn Subject
         put(&*store, "a", &at.to_string()).await;
     }
     for after in 0..5 {
-        let mut watch = store.watch(&actors(), Revision(after)).await.expect("kept");
+        let mut watch = store.watch(&[actors()], Revision(after)).await.expect("kept");
         for expected in after + 1..=5 {
             assert_eq!(next(&mut watch).await.revision, Revision(expected));
         }
@@ -89,7 +95,7 @@ pub async fn a_list_and_a_watch_from_its_revision_miss_nothing(subject: &dyn Sub
 
 async fn cache(store: &dyn Store) -> (BTreeMap<Key, Record>, Watch, Revision) {
     let page = store.list(&actors(), None, 100).await.expect("reads");
-    let watch = store.watch(&actors(), page.revision).await.expect("just listed");
+    let watch = store.watch(&[actors()], page.revision).await.expect("just listed");
     (page.records.into_iter().map(|record| (record.key.clone(), record)).collect(), watch, page.revision)
 }
 
@@ -101,29 +107,29 @@ pub async fn a_watch_from_too_long_ago_is_refused(subject: &dyn Subject) {
     for at in 1..=5 {
         put(&*store, "a", &at.to_string()).await;
     }
-    let refused = store.watch(&actors(), Revision(1)).await.err();
+    let refused = store.watch(&[actors()], Revision(1)).await.err();
     assert_eq!(refused, Some(WatchError::Compacted { after: Revision(1), floor: Revision(2) }));
-    let mut oldest = store.watch(&actors(), Revision(2)).await.expect("still kept");
+    let mut oldest = store.watch(&[actors()], Revision(2)).await.expect("still kept");
     assert_eq!(next(&mut oldest).await.revision, Revision(3));
 
     let store = subject.open(FeedLimits { events: usize::MAX, bytes: 3000 }).await;
     for _ in 1..=5 {
         put(&*store, "a", &"x".repeat(1000)).await;
     }
-    let refused = store.watch(&actors(), Revision(1)).await.err();
+    let refused = store.watch(&[actors()], Revision(1)).await.err();
     assert!(matches!(refused, Some(WatchError::Compacted { .. })), "bytes bound the feed too: {refused:?}");
 }
 
 pub async fn a_watch_from_the_future_is_refused(subject: &dyn Subject) {
     let store = subject.open(FeedLimits::default()).await;
     put(&*store, "a", "1").await;
-    let refused = store.watch(&actors(), Revision(2)).await.err();
+    let refused = store.watch(&[actors()], Revision(2)).await.err();
     assert_eq!(refused, Some(WatchError::Ahead { after: Revision(2), current: Revision(1) }));
 }
 
 pub async fn a_watch_of_a_quiet_prefix_survives_a_busy_neighbour(subject: &dyn Subject) {
     let store = subject.open(SMALL).await;
-    let mut quiet = store.watch(&below("quiet"), Revision::ZERO).await.expect("starts");
+    let mut quiet = store.watch(&[below("quiet")], Revision::ZERO).await.expect("starts");
     for at in 1..=20 {
         put(&*store, "busy/a", &at.to_string()).await;
         // A reader that is polled keeps its place in the feed, though it has nothing to show.
@@ -135,7 +141,7 @@ pub async fn a_watch_of_a_quiet_prefix_survives_a_busy_neighbour(subject: &dyn S
 
 pub async fn a_slow_watcher_is_ended_and_holds_up_nobody(subject: &dyn Subject) {
     let store = subject.open(SMALL).await;
-    let mut slow = store.watch(&actors(), Revision::ZERO).await.expect("starts");
+    let mut slow = store.watch(&[actors()], Revision::ZERO).await.expect("starts");
     put(&*store, "a", "1").await;
     assert_eq!(next(&mut slow).await.revision, Revision(1));
     for at in 2..=10 {
@@ -148,7 +154,7 @@ pub async fn a_slow_watcher_is_ended_and_holds_up_nobody(subject: &dyn Subject) 
 
 pub async fn a_watch_ends_with_its_store(subject: &dyn Subject) {
     let store = subject.open(FeedLimits::default()).await;
-    let mut watch = store.watch(&actors(), Revision::ZERO).await.expect("starts");
+    let mut watch = store.watch(&[actors()], Revision::ZERO).await.expect("starts");
     put(&*store, "a", "1").await;
     drop(store);
     assert_eq!(next(&mut watch).await.revision, Revision(1), "what was committed is still shown");

@@ -20,6 +20,15 @@ use crate::ledger::Note;
 use crate::records::{Forget, Fork, Job, actor_key, atespace_key, encode, made_from_key, object_key, operation_key};
 use crate::{Code, Control, ControlError};
 
+/// How far a copy has come.
+enum Copying {
+    Done(SnapshotRef),
+    /// It cannot be made: of this source, by this node, or under this operation.
+    Hopeless {
+        source_is_gone: bool,
+    },
+}
+
 fn exists(to: &ActorKey) -> ControlError {
     ControlError::new(Code::AlreadyExists, format!("Actor {} already exists", to.name))
 }
@@ -110,8 +119,10 @@ impl Control {
     ) -> Result<Versioned, ControlError> {
         loop {
             match self.copy_durably(driver.op, &fork).await {
-                Ok(Some(copy)) => return self.make_forked(&driver, &fork, copy).await,
-                Ok(None) => (driver, fork) = self.begin_again(driver, fork).await?,
+                Ok(Copying::Done(copy)) => return self.make_forked(&driver, &fork, copy).await,
+                Ok(Copying::Hopeless { source_is_gone }) => {
+                    (driver, fork) = self.begin_again(driver, fork, source_is_gone).await?;
+                }
                 // Whatever is left to be done has a record.
                 Err(error) if error.code == Code::FailedPrecondition => {
                     return self.abandon(&driver, &fork, error).await;
@@ -127,26 +138,26 @@ impl Control {
         }
     }
 
-    /// Has the snapshot copied and the copy made durable. `None`: what is to be copied is not there any more, or who copies.
-    async fn copy_durably(&self, op: OpId, fork: &Fork) -> Result<Option<SnapshotRef>, ControlError> {
+    /// Has the snapshot copied and the copy made durable.
+    async fn copy_durably(&self, op: OpId, fork: &Fork) -> Result<Copying, ControlError> {
         let order = self.copy_order(op, fork)?;
         let mut patience = Patience::new();
         let Stored { manifest, bytes, mut durable } = loop {
             match self.nodes.copy(&fork.node, order.clone()).await {
                 Ok(stored) => break stored,
                 Err(NodeError::Refused(text)) => return Err(ControlError::precondition(text)),
-                Err(error) if self.is_hopeless(fork, &error).await => return Ok(None),
+                Err(error) if self.is_hopeless(fork, &error).await => return self.give_up_copying(op, &error).await,
                 Err(error) => self.wait_for(op, fork, &error, &mut patience).await?,
             }
         };
         while !durable {
             match self.nodes.upload(&fork.node, &order.prefix).await {
                 Ok(()) => durable = true,
-                Err(error) if self.is_hopeless(fork, &error).await => return Ok(None),
+                Err(error) if self.is_hopeless(fork, &error).await => return self.give_up_copying(op, &error).await,
                 Err(error) => self.wait_for(op, fork, &error, &mut patience).await?,
             }
         }
-        Ok(Some(SnapshotRef {
+        Ok(Copying::Done(SnapshotRef {
             prefix: order.prefix,
             manifest: Some(manifest),
             stored_bytes: bytes,
@@ -154,9 +165,16 @@ impl Control {
         }))
     }
 
+    /// Unless somebody else has brought the operation to its end: then that is why.
+    async fn give_up_copying(&self, op: OpId, error: &NodeError) -> Result<Copying, ControlError> {
+        self.is_under_way(op).await?;
+        // This very copy was removed before, by an order of a later time than the store is of now.
+        Ok(Copying::Hopeless { source_is_gone: *error != NodeError::Stale })
+    }
+
     async fn is_hopeless(&self, fork: &Fork, error: &NodeError) -> bool {
         match error {
-            NodeError::NoSnapshot(_) | NodeError::UnknownNode(_) => true,
+            NodeError::NoSnapshot(_) | NodeError::Stale | NodeError::UnknownNode(_) => true,
             NodeError::Unreachable(_) => self.is_gone_for_good(&fork.node).await,
             _ => false,
         }
@@ -171,6 +189,11 @@ impl Control {
     ) -> Result<(), ControlError> {
         tracing::warn!(from = %fork.from, to = %fork.to, node = %fork.node, %error, "a fork is not made yet");
         patience.wait(self).await?;
+        self.is_under_way(op).await
+    }
+
+    /// A conflict once it is over. A store that is away says nothing of it.
+    async fn is_under_way(&self, op: OpId) -> Result<(), ControlError> {
         match self.store.get(&operation_key(op)).await {
             Ok(None) => Err(ControlError::conflict()),
             _ => Ok(()),
@@ -248,15 +271,20 @@ impl Control {
         }
     }
 
-    /// What was to be copied is gone: another operation, with what there is now.
-    async fn begin_again(self: &Arc<Self>, driver: Driver, fork: Fork) -> Result<(Driver, Fork), ControlError> {
+    /// What was to be copied is gone, or its copy was removed: another operation, with what there is now.
+    async fn begin_again(
+        self: &Arc<Self>,
+        driver: Driver,
+        fork: Fork,
+        source_is_gone: bool,
+    ) -> Result<(Driver, Fork), ControlError> {
         let from = self.actor_if_any(&fork.from).await?.filter(|read| read.value.uid == fork.from_uid);
         let planned = match &from {
             Some(read) => self.plan(&read.value, &fork.to, fork.uid, fork.sealed_key.clone()).await,
             None => Err(ControlError::actor_not_found(fork.from.name.as_str())),
         };
         let next = match planned {
-            Ok(next) if next.source == fork.source && next.node == fork.node => {
+            Ok(next) if source_is_gone && next.source == fork.source && next.node == fork.node => {
                 let text = format!("actor {}: snapshot {} is gone", fork.from.name, fork.source.prefix);
                 return self.abandon(&driver, &fork, ControlError::precondition(text)).await;
             }
@@ -270,7 +298,7 @@ impl Control {
         let change = self.with_forget(change, forgetting.op, forget.clone());
         match self.store.commit(self.with_fork(change, begun.op, &next)).await {
             Ok(_) => {
-                tracing::info!(from = %fork.from, to = %fork.to, "a fork begins anew: what it copied is gone");
+                tracing::info!(from = %fork.from, to = %fork.to, "a fork begins anew");
                 drop(self.forget_behind(forgetting, forget));
                 Ok((begun, next))
             }

@@ -23,6 +23,9 @@ impl Node {
         let seals = Arc::new(self.unseal(&order.sealed_key, to.id.actor)?);
         let flight = self.snapshots.flights.of(&to);
         let _one = flight.lock().await;
+        if self.snapshots.is_forgotten(&to) {
+            return Err(NodeError::Stale);
+        }
         let durable = !self.snapshots.has_tier();
         let (node, at) = (Arc::clone(self), to.clone());
         let there = tokio::task::spawn_blocking(move || node.snapshots.stored(&at)).await;

@@ -148,6 +148,9 @@ impl Node {
         };
         let flight = self.snapshots.flights.of(&key);
         let _one = flight.lock().await;
+        if self.snapshots.is_forgotten(&key) {
+            return Err(NodeError::Stale);
+        }
         let (node, at) = (Arc::clone(self), key.clone());
         let there = tokio::task::spawn_blocking(move || node.snapshots.stored(&at)).await;
         // Asked twice, or after a restart. What is there may have been settled: written once more it would be another.

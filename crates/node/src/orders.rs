@@ -110,7 +110,7 @@ pub(crate) fn from_link(error: LinkError) -> NodeError {
 pub(crate) fn unusable(error: SnapshotError) -> NodeError {
     match error {
         SnapshotError::Missing { key, .. } => NodeError::NoSnapshot(key),
-        error @ (SnapshotError::Io { .. } | SnapshotError::Storage { .. }) => {
+        error @ (SnapshotError::Io { .. } | SnapshotError::Storage { .. } | SnapshotError::Unheard { .. }) => {
             NodeError::Hindered(ate_orders::chain(&error))
         }
         error @ SnapshotError::Unusable { .. } => NodeError::Refused(ate_orders::chain(&error)),
@@ -125,6 +125,15 @@ impl LocalNode {
     fn check(&self, node: &NodeName) -> Result<&Arc<Node>, NodeError> {
         if *node == self.0.config.name { Ok(&self.0) } else { Err(NodeError::UnknownNode(node.clone())) }
     }
+
+    /// Whoever waits for it may go away.
+    async fn carried_out<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, NodeError>> + Send + 'static,
+    ) -> Result<T, NodeError> {
+        let done = self.0.tasks.spawn(work).await;
+        done.unwrap_or_else(|panic| Err(NodeError::Failed(panic.to_string())))
+    }
 }
 
 #[async_trait::async_trait]
@@ -138,11 +147,13 @@ impl Nodes for LocalNode {
     }
 
     async fn activate(&self, node: &NodeName, order: Activate) -> Result<Activated, NodeError> {
-        self.check(node)?.run_activate(order).await
+        let node = Arc::clone(self.check(node)?);
+        self.carried_out(async move { node.run_activate(order).await }).await
     }
 
     async fn capture(&self, node: &NodeName, order: Capture) -> Result<Captured, NodeError> {
-        self.check(node)?.run_capture(order).await
+        let node = Arc::clone(self.check(node)?);
+        self.carried_out(async move { node.run_capture(order).await }).await
     }
 
     async fn abort(&self, node: &NodeName, worker: WorkerUid, op: OpId) -> Result<(), NodeError> {
@@ -151,34 +162,43 @@ impl Nodes for LocalNode {
             capturing.cancel();
         }
         let handle = node.worker(worker)?;
-        handle.link.call(Command::Abort { op }, &[]).await.map_err(from_link).map(drop)
+        let abort = async move { handle.link.call(Command::Abort { op }, &[]).await.map_err(from_link).map(drop) };
+        self.carried_out(abort).await
     }
 
     async fn store(&self, node: &NodeName, order: SnapshotOrder) -> Result<Stored, NodeError> {
-        self.check(node)?.run_store(order).await
+        let node = Arc::clone(self.check(node)?);
+        self.carried_out(async move { node.run_store(order).await }).await
     }
 
     async fn release(&self, node: &NodeName, op: OpId) -> Result<(), NodeError> {
-        let node = self.check(node)?;
-        node.captured.lock().remove(&op);
-        for handle in node.handles() {
-            // One that is gone holds nothing.
-            let _ = handle.link.call(Command::Release { op }, &[]).await;
-        }
-        Ok(())
+        let node = Arc::clone(self.check(node)?);
+        let release = async move {
+            node.captured.lock().remove(&op);
+            for handle in node.handles() {
+                // One that is gone holds nothing.
+                let _ = handle.link.call(Command::Release { op }, &[]).await;
+            }
+            Ok(())
+        };
+        self.carried_out(release).await
     }
 
     async fn copy(&self, node: &NodeName, order: CopyOrder) -> Result<Stored, NodeError> {
-        self.check(node)?.run_copy(order).await
+        let node = Arc::clone(self.check(node)?);
+        self.carried_out(async move { node.run_copy(order).await }).await
     }
 
     async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError> {
         let key = SnapshotKey::parse(prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
-        let uploaded = self.check(node)?.snapshots.upload(&key).await;
-        uploaded.map_err(|error| match error {
-            SnapshotError::Missing { key, .. } => NodeError::NoSnapshot(key),
-            error => NodeError::Failed(ate_orders::chain(&error)),
-        })
+        let node = Arc::clone(self.check(node)?);
+        let upload = async move {
+            node.snapshots.upload(&key, || node.is_heard()).await.map_err(|error| match error {
+                SnapshotError::Missing { key, .. } => NodeError::NoSnapshot(key),
+                error => NodeError::Failed(ate_orders::chain(&error)),
+            })
+        };
+        self.carried_out(upload).await
     }
 
     async fn discard(
@@ -191,9 +211,12 @@ impl Nodes for LocalNode {
         let handle = self.check(node)?.worker(worker)?;
         // First: one that is still on its way in must not come.
         self.0.never_again(actor, generation);
-        handle.link.call(Command::Discard { actor, generation }, &[]).await.map_err(from_link)?;
-        handle.vacate(actor, generation);
-        Ok(())
+        let discard = async move {
+            handle.link.call(Command::Discard { actor, generation }, &[]).await.map_err(from_link)?;
+            handle.vacate(actor, generation);
+            Ok(())
+        };
+        self.carried_out(discard).await
     }
 
     async fn exec(
@@ -218,15 +241,18 @@ impl Nodes for LocalNode {
     }
 
     async fn forget(&self, node: &NodeName, gone: Option<ActorUid>, prefixes: Vec<String>) -> Result<(), NodeError> {
-        let node = self.check(node)?;
-        if let Some(actor) = gone {
-            node.logs.remove(actor);
-        }
-        for prefix in prefixes {
-            let key = SnapshotKey::parse(&prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
-            let forgotten = node.snapshots.forget(&key).await;
-            forgotten.map_err(|error| NodeError::Failed(ate_orders::chain(&error)))?;
-        }
-        Ok(())
+        let node = Arc::clone(self.check(node)?);
+        let forget = async move {
+            if let Some(actor) = gone {
+                node.logs.remove(actor);
+            }
+            for prefix in prefixes {
+                let key = SnapshotKey::parse(&prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
+                let forgotten = node.snapshots.forget(&key).await;
+                forgotten.map_err(|error| NodeError::Failed(ate_orders::chain(&error)))?;
+            }
+            Ok(())
+        };
+        self.carried_out(forget).await
     }
 }

@@ -104,6 +104,11 @@ impl Node {
         }
     }
 
+    /// Whether nobody can have given it up: it was heard of late, or is the only one.
+    pub(crate) fn is_heard(&self) -> bool {
+        self.lease.lock().is_none_or(|until| ate_sys::since_boot() < until)
+    }
+
     pub(crate) async fn tell_lease(&self, handle: &Handle) -> Result<(), NodeError> {
         let Some(until) = *self.lease.lock() else { return Ok(()) };
         match tokio::time::timeout(RENEW_WITHIN, handle.link.call(link::Command::Serve { until }, &[])).await {

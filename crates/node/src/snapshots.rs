@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use ate_blob::Blobs;
 use ate_name::Digest;
+use ate_orders::Recent;
 use ate_snapshot::seal::{Opener, Place, Sealer};
 use ate_snapshot::{
     Algorithm, Base, Content, DataKey, Encryption, FileName, Hashing, MANIFEST, Manifest, Role, SnapshotKey, delta,
@@ -39,6 +40,8 @@ pub enum SnapshotError {
     Unusable { key: String, reason: String },
     #[error("snapshot {key} is not in {whence}")]
     Missing { key: String, whence: String },
+    #[error("this node was not heard of when the upload of snapshot {key} ended: it is asked for again once it is")]
+    Unheard { key: String },
     #[error("durable storage failed for snapshot {key}")]
     Storage { key: String, source: Box<ate_blob::BlobError> },
 }
@@ -69,6 +72,8 @@ pub(crate) struct Snapshots {
     pub(crate) blobs: Option<Blobs>,
     /// Complete, and not yet in durable storage. Each has a mark beside its files, so that they are known after a restart.
     only_here: Mutex<HashSet<SnapshotKey>>,
+    /// Told to be removed: whoever would write or upload them comes late.
+    forgotten: Mutex<Recent<SnapshotKey>>,
     pub(crate) flights: Flights<SnapshotKey>,
 }
 
@@ -81,6 +86,7 @@ impl Snapshots {
             bases: Mutex::default(),
             blobs,
             only_here: Mutex::new(marked),
+            forgotten: Mutex::default(),
             flights: Flights::default(),
         }
     }
@@ -421,7 +427,12 @@ impl Snapshots {
         self.bases.lock().remove(key);
     }
 
+    pub(crate) fn is_forgotten(&self, key: &SnapshotKey) -> bool {
+        self.forgotten.lock().contains(key)
+    }
+
     pub(crate) fn forget_here(&self, key: &SnapshotKey) -> io::Result<()> {
+        self.forgotten.lock().insert(key.clone(), ());
         let directory = self.path(key);
         self.only_here.lock().remove(key);
         // Without its manifest it no longer exists, whatever happens next.

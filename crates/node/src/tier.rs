@@ -69,8 +69,9 @@ fn storage(key: &SnapshotKey) -> impl Fn(BlobError) -> SnapshotError {
 }
 
 impl Snapshots {
-    /// Brings a snapshot of this disk to durable storage: its files, then its manifest.
-    pub(crate) async fn upload(&self, key: &SnapshotKey) -> Result<(), SnapshotError> {
+    /// Brings a snapshot of this disk to durable storage: its files, then its manifest. If `is_heard` says no by then, the node
+    /// may have been given up meanwhile, and the snapshot removed there by another: it stays marked, and so it is found.
+    pub(crate) async fn upload(&self, key: &SnapshotKey, is_heard: impl Fn() -> bool) -> Result<(), SnapshotError> {
         let Some(blobs) = &self.blobs else { return Ok(()) };
         let flight = self.flights.of(key);
         let _one = flight.lock().await;
@@ -94,6 +95,9 @@ impl Snapshots {
             blobs.put_new(&object(key, file.name.as_str())?, source).await.map_err(storage(key))?;
         }
         blobs.put_new(&object(key, MANIFEST)?, Bytes::from(bytes)).await.map_err(storage(key))?;
+        if !is_heard() {
+            return Err(SnapshotError::Unheard { key: key.to_string() });
+        }
         self.is_durable(key);
         Ok(())
     }

@@ -450,7 +450,7 @@ impl Node {
         .await;
         self.tasks.close();
         if tokio::time::timeout(STOP_WITHIN, self.tasks.wait()).await.is_err() {
-            tracing::warn!("the node still waits for a worker that is gone");
+            tracing::warn!("the node still waits for a worker that is gone, or for an order that is not carried out");
         }
         holding.iter().map(|handle| handle.birth.uid).collect()
     }

@@ -72,10 +72,7 @@ type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 impl Node for NodeService {
     async fn carry(&self, request: Request<proto::Order>) -> Result<Response<proto::Answer>, Status> {
         let order = decode::<Order>(&request.into_inner().json)?;
-        let (node, nodes) = (self.node.clone(), Arc::clone(&self.nodes));
-        // A task of its own: the connection may break, the order is carried out.
-        let outcome = tokio::spawn(async move { carry_out(&*nodes, &node, order).await }).await;
-        let outcome: Outcome = outcome.unwrap_or_else(|panic| Err(NodeError::Failed(panic.to_string())));
+        let outcome: Outcome = carry_out(&*self.nodes, &self.node, order).await;
         Ok(Response::new(proto::Answer { json: encode(&outcome).into() }))
     }
 

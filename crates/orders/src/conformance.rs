@@ -55,6 +55,7 @@ pub async fn keeps_its_promises(subject: &dyn Subject) {
     story.becomes_durable_once(&at).await;
     story.is_copied(&at).await;
     story.is_let_go_of(two).await;
+    story.is_not_stored_once_forgotten(two).await;
     story.is_forgotten(one, &at).await;
 }
 
@@ -161,12 +162,35 @@ impl Story<'_> {
         let again = self.nodes.copy(&self.node, order.clone()).await.expect("it is there");
         assert_eq!(copied.manifest, again.manifest);
         assert!(self.report().await.only_here.contains(&order.prefix));
+        self.is_copied_though_nobody_waits(&order, &to).await;
         let gone = SnapshotAt { prefix: self.subject.prefix(&to, op(12)), manifest: at.manifest };
         let (from, prefix) = (gone.clone(), self.subject.prefix(&to, op(13)));
         let refused = self.nodes.copy(&self.node, CopyOrder { from, prefix, ..order.clone() }).await;
         assert_eq!(refused.err(), Some(NodeError::NoSnapshot(gone.prefix)));
         assert_eq!(self.nodes.forget(&self.node, Some(to.uid), vec![order.prefix.clone()]).await, Ok(()));
         assert!(!self.report().await.only_here.contains(&order.prefix));
+        // One that never came is removed, too, and the order that would have made it is late.
+        let never = CopyOrder { prefix: self.subject.prefix(&to, op(17)), ..order.clone() };
+        assert_eq!(self.nodes.forget(&self.node, None, vec![never.prefix.clone()]).await, Ok(()));
+        for late in [order, never] {
+            assert_eq!(
+                self.nodes.copy(&self.node, late.clone()).await.err(),
+                Some(NodeError::Stale),
+                "it is of the past"
+            );
+            assert!(!self.report().await.only_here.contains(&late.prefix));
+            let gone = self.nodes.upload(&self.node, &late.prefix).await;
+            assert_eq!(gone, Err(NodeError::NoSnapshot(late.prefix)));
+        }
+    }
+
+    /// Whoever gave the order goes away as soon as it is given.
+    async fn is_copied_though_nobody_waits(&self, order: &CopyOrder, to: &Identity) {
+        let order = CopyOrder { prefix: self.subject.prefix(to, op(18)), ..order.clone() };
+        let given = tokio::time::timeout(Duration::ZERO, self.nodes.copy(&self.node, order.clone())).await;
+        assert!(given.is_err(), "a copy takes its time");
+        self.until("the copy that nobody waits for is made", async || self.is_only_here(&order.prefix).await).await;
+        assert_eq!(self.nodes.forget(&self.node, None, vec![order.prefix]).await, Ok(()));
     }
 
     async fn is_let_go_of(&self, two: WorkerUid) {
@@ -176,6 +200,18 @@ impl Story<'_> {
             self.lets_go_of(op(14)).await;
         }
         assert_eq!(self.store(&self.actor(1, 3), op(14)).await.err(), Some(NodeError::NothingCaptured));
+    }
+
+    async fn is_not_stored_once_forgotten(&self, two: WorkerUid) {
+        let order = self.activate_order(two, self.actor(6, 1), op(19), self.subject.boot());
+        self.activate(&order).await.expect("the worker is free");
+        self.capture(two, &order.identity, op(20)).await.expect("it is captured");
+        let prefix = self.subject.prefix(&order.identity, op(20));
+        assert_eq!(self.nodes.forget(&self.node, None, vec![prefix.clone()]).await, Ok(()));
+        assert_eq!(self.store(&order.identity, op(20)).await.err(), Some(NodeError::Stale));
+        assert!(!self.is_only_here(&prefix).await);
+        assert_eq!(self.nodes.release(&self.node, op(20)).await, Ok(()));
+        self.lets_go_of(op(20)).await;
     }
 
     /// Wherever it is; and what is not there is no error.
@@ -204,9 +240,17 @@ impl Story<'_> {
 
     /// Soon: its worker is told, too.
     async fn lets_go_of(&self, op: OpId) {
+        self.until("the image is let go of", async || !self.report().await.holding.contains(&op)).await;
+    }
+
+    async fn is_only_here(&self, prefix: &str) -> bool {
+        self.report().await.only_here.iter().any(|only| only == prefix)
+    }
+
+    async fn until(&self, what: &str, is_so: impl AsyncFn() -> bool) {
         let begun = tokio::time::Instant::now();
-        while self.report().await.holding.contains(&op) {
-            assert!(begun.elapsed() < PATIENCE, "the image of {op} is kept");
+        while !is_so().await {
+            assert!(begun.elapsed() < PATIENCE, "{what}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }

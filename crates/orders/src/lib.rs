@@ -7,6 +7,7 @@
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod node;
+mod recent;
 mod spent;
 mod workload;
 
@@ -15,6 +16,7 @@ pub use node::{
     NodeError, NodeEvent, NodeReport, Nodes, Output, Phase, Runtime, RuntimeAsset, SnapshotAt, SnapshotOrder, Source,
     Stored, WorkerReport,
 };
+pub use recent::Recent;
 pub use spent::Spent;
 pub use workload::{Container, EgressRule, Port, PortProtocol, Readyz, Workload};
 

@@ -310,7 +310,8 @@ pub enum NodeError {
     Failed(String),
 }
 
-/// The nodes of an instance, reached however they are reached.
+/// The nodes of an instance, reached however they are reached. An order that has arrived is carried out, whether or not whoever
+/// gave it still waits.
 #[async_trait::async_trait]
 pub trait Nodes: Send + Sync {
     /// How the node is, as of now.
@@ -363,7 +364,8 @@ pub trait Nodes: Send + Sync {
         lines: mpsc::Sender<String>,
     ) -> Result<(), NodeError>;
 
-    /// Removes snapshots, wherever they are, and the log of an actor that is gone. What is not there is no error.
+    /// Removes snapshots, wherever they are, and the log of an actor that is gone. What is not there is no error, and does not
+    /// come back by an order that was given before.
     async fn forget(&self, node: &NodeName, gone: Option<ActorUid>, prefixes: Vec<String>) -> Result<(), NodeError>;
 }
 

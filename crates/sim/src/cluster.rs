@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_name::{ActorUid, Digest, Generation, NodeName, ObjectKey, OpId, SessionId, WorkerUid};
-use ate_orders::{Exit, Hosted, Identity, Ingress, NODE_SERVES_FOR, NodeError, NodeEvent, SnapshotAt, WorkerReport};
+use ate_orders::{
+    Exit, Hosted, Identity, Ingress, NODE_SERVES_FOR, NodeError, NodeEvent, Recent, SnapshotAt, WorkerReport,
+};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -109,6 +111,7 @@ struct Node {
     disk: BTreeMap<String, Snapshot>,
     full: bool,
     busy: BTreeSet<String>,
+    forgotten: Recent<String>,
     aborted: BTreeSet<OpId>,
     /// Nobody reaches it, and it reaches nobody.
     cut_off: bool,
@@ -167,6 +170,7 @@ impl Cluster {
                 disk: BTreeMap::new(),
                 full: false,
                 busy: BTreeSet::new(),
+                forgotten: Recent::default(),
                 aborted: BTreeSet::new(),
                 cut_off: false,
                 gone: false,
@@ -280,6 +284,7 @@ impl Cluster {
             node.life += 1;
             node.in_hand.clear();
             node.busy.clear();
+            node.forgotten = Recent::default();
             node.aborted.clear();
             for worker in node.workers.values_mut() {
                 (worker.taken, worker.arriving) = (worker.sandbox.is_some(), None);

@@ -156,17 +156,25 @@ impl NodesWire {
         Ok(())
     }
 
-    /// An order may arrive twice, the second time late.
-    fn double(&self, again: impl Future<Output = ()> + Send + 'static) {
+    /// Carried out where it arrives, whether or not whoever gave it still waits. It may arrive twice, the second time late.
+    async fn give<T: Send + 'static, F>(&self, carry_out: impl Fn(Arc<Cluster>) -> F) -> Result<T, NodeError>
+    where
+        F: Future<Output = Result<T, NodeError>> + Send + 'static,
+    {
         if self.world.dice.happens(self.world.weather().doubled) {
-            let world = Arc::clone(&self.world);
+            let (world, again) = (Arc::clone(&self.world), carry_out(Arc::clone(&self.cluster)));
             tokio::spawn(async move {
                 let late = world.dice.between(Duration::ZERO, Duration::from_secs(10));
                 tokio::time::sleep(late).await;
                 world.say("an order arrives a second time");
-                again.await;
+                drop(again.await);
             });
         }
+        let done = tokio::spawn(carry_out(Arc::clone(&self.cluster))).await;
+        done.unwrap_or_else(|panic| {
+            self.world.broken(format!("a node gave up: {panic}"));
+            Err(NodeError::Failed(panic.to_string()))
+        })
     }
 }
 
@@ -183,9 +191,11 @@ impl Nodes for NodesWire {
     async fn activate(&self, node: &NodeName, order: Activate) -> Result<Activated, NodeError> {
         self.process.point("before", "activate").await;
         self.send(node).await?;
-        let (cluster, name, again) = (Arc::clone(&self.cluster), node.clone(), order.clone());
-        self.double(async move { drop(cluster.activate(&name, &again).await) });
-        let answer = self.cluster.activate(node, &order).await;
+        let carry_out = |cluster: Arc<Cluster>| {
+            let (node, order) = (node.clone(), order.clone());
+            async move { cluster.activate(&node, &order).await }
+        };
+        let answer = self.give(carry_out).await;
         self.world
             .say(format_args!("activate {} generation {}: {answer:?}", order.identity.key, order.identity.generation));
         self.process.point("after", "activate").await;
@@ -195,9 +205,11 @@ impl Nodes for NodesWire {
     async fn capture(&self, node: &NodeName, order: Capture) -> Result<Captured, NodeError> {
         self.process.point("before", "capture").await;
         self.send(node).await?;
-        let (cluster, name, again) = (Arc::clone(&self.cluster), node.clone(), order.clone());
-        self.double(async move { drop(cluster.capture(&name, &again).await) });
-        let answer = self.cluster.capture(node, &order).await;
+        let carry_out = |cluster: Arc<Cluster>| {
+            let (node, order) = (node.clone(), order.clone());
+            async move { cluster.capture(&node, &order).await }
+        };
+        let answer = self.give(carry_out).await;
         self.world.say(format_args!("capture ({}): {answer:?}", short(order.op)));
         self.process.point("after", "capture").await;
         answer
@@ -212,9 +224,11 @@ impl Nodes for NodesWire {
     async fn store(&self, node: &NodeName, order: SnapshotOrder) -> Result<Stored, NodeError> {
         self.process.point("before", "store").await;
         self.send(node).await?;
-        let (cluster, name, again) = (Arc::clone(&self.cluster), node.clone(), order.clone());
-        self.double(async move { drop(cluster.store(&name, &again).await) });
-        let answer = self.cluster.store(node, &order).await;
+        let carry_out = |cluster: Arc<Cluster>| {
+            let (node, order) = (node.clone(), order.clone());
+            async move { cluster.store(&node, &order).await }
+        };
+        let answer = self.give(carry_out).await;
         self.world.say(format_args!("store {}: {answer:?}", order.prefix));
         self.process.point("after", "store").await;
         answer
@@ -229,9 +243,11 @@ impl Nodes for NodesWire {
     async fn copy(&self, node: &NodeName, order: CopyOrder) -> Result<Stored, NodeError> {
         self.process.point("before", "copy").await;
         self.send(node).await?;
-        let (cluster, name, again) = (Arc::clone(&self.cluster), node.clone(), order.clone());
-        self.double(async move { drop(cluster.copy(&name, &again).await) });
-        let answer = self.cluster.copy(node, &order).await;
+        let carry_out = |cluster: Arc<Cluster>| {
+            let (node, order) = (node.clone(), order.clone());
+            async move { cluster.copy(&node, &order).await }
+        };
+        let answer = self.give(carry_out).await;
         self.world.say(format_args!("copy {} to {}: {answer:?}", order.from.prefix, order.prefix));
         self.process.point("after", "copy").await;
         answer
@@ -240,9 +256,11 @@ impl Nodes for NodesWire {
     async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError> {
         self.process.point("before", "upload").await;
         self.send(node).await?;
-        let (cluster, name, again) = (Arc::clone(&self.cluster), node.clone(), prefix.to_owned());
-        self.double(async move { drop(cluster.upload(&name, &again).await) });
-        let answer = self.cluster.upload(node, prefix).await;
+        let carry_out = |cluster: Arc<Cluster>| {
+            let (node, prefix) = (node.clone(), prefix.to_owned());
+            async move { cluster.upload(&node, &prefix).await }
+        };
+        let answer = self.give(carry_out).await;
         self.world.say(format_args!("upload {prefix}: {answer:?}"));
         self.process.point("after", "upload").await;
         answer
@@ -257,9 +275,11 @@ impl Nodes for NodesWire {
     ) -> Result<(), NodeError> {
         self.process.point("before", "discard").await;
         self.send(node).await?;
-        let (cluster, name) = (Arc::clone(&self.cluster), node.clone());
-        self.double(async move { drop(cluster.discard(&name, worker, actor, generation).await) });
-        let answer = self.cluster.discard(node, worker, actor, generation).await;
+        let carry_out = |cluster: Arc<Cluster>| {
+            let node = node.clone();
+            async move { cluster.discard(&node, worker, actor, generation).await }
+        };
+        let answer = self.give(carry_out).await;
         self.world.say(format_args!("discard {} at {generation}: {answer:?}", short(actor)));
         self.process.point("after", "discard").await;
         answer
@@ -283,7 +303,11 @@ impl Nodes for NodesWire {
         self.process.point("before", "forget").await;
         self.send(node).await?;
         let referred = self.store.referred().await;
-        let answer = self.cluster.forget(node, &prefixes, &referred).await;
+        let carry_out = |cluster: Arc<Cluster>| {
+            let (node, prefixes, referred) = (node.clone(), prefixes.clone(), referred.clone());
+            async move { cluster.forget(&node, &prefixes, &referred).await }
+        };
+        let answer = self.give(carry_out).await;
         self.process.point("after", "forget").await;
         answer
     }
@@ -347,6 +371,9 @@ mod tests {
             let cluster = Cluster::new(Arc::clone(&world), 1, 2);
             let store = Shared::new(Arc::clone(&world));
             cluster.store.set(Arc::clone(&store)).expect("set once");
+            // Heard once, for longer than all of it takes.
+            let node = cluster.names().into_iter().next().expect("there is one");
+            cluster.renewed(&node, tokio::time::Instant::now() + Duration::from_secs(600), 1);
             let process = Arc::new(Process::default());
             let replica = "replica".to_owned();
             keeps_its_promises(&Simulated(NodesWire { cluster, store, world, process, replica })).await;

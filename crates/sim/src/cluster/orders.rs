@@ -229,6 +229,9 @@ impl Cluster {
         let fails = self.world.dice.happens(self.world.weather().fails);
         let done = self.on(name, life, |node| {
             node.busy.remove(&order.prefix);
+            if node.forgotten.contains(&order.prefix) {
+                return Err(NodeError::Stale);
+            }
             let manifest = match (node.disk.get(&order.prefix), node.in_hand.get(&order.op).copied()) {
                 (Some(there), _) => there.manifest,
                 (None, None) => return Err(NodeError::NothingCaptured),
@@ -257,6 +260,9 @@ impl Cluster {
         let fails = self.world.dice.happens(self.world.weather().fails);
         let done = self.on(name, life, |node| {
             let stored = |manifest| Stored { manifest, bytes: 1000, durable: false };
+            if node.forgotten.contains(&order.prefix) {
+                return Err(NodeError::Stale);
+            }
             if let Some(there) = node.disk.get(&order.prefix) {
                 return Ok(stored(there.manifest));
             }
@@ -305,13 +311,18 @@ impl Cluster {
             if fails {
                 return Err(NodeError::Failed("simulated".into()));
             }
+            let heard = Instant::now() < node.until;
             match node.disk.get_mut(prefix) {
                 // It may have been removed there since then, and must not come back.
                 Some(snapshot) if snapshot.uploaded => {}
                 Some(snapshot) => {
-                    snapshot.uploaded = true;
                     storage.begun.remove(prefix);
-                    storage.whole.insert(prefix.to_owned(), snapshot.clone());
+                    storage.whole.insert(prefix.to_owned(), Snapshot { uploaded: true, ..snapshot.clone() });
+                    // It may have been given up meanwhile, and this removed by another.
+                    if !heard {
+                        return Err(NodeError::Failed("simulated: nobody has heard of this node".into()));
+                    }
+                    snapshot.uploaded = true;
                 }
                 None if storage.whole.contains_key(prefix) => {}
                 None => return Err(NodeError::NoSnapshot(prefix.to_owned())),
@@ -361,6 +372,7 @@ impl Cluster {
             self.world.say(format_args!("{name} removes {prefix}"));
             self.on(name, life, |node| {
                 node.busy.remove(prefix);
+                node.forgotten.insert(prefix.clone(), ());
                 node.disk.remove(prefix);
                 let mut storage = self.storage.lock();
                 let storage = storage.reach()?;

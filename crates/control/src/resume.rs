@@ -102,7 +102,7 @@ impl Control {
                     if denied && !doubted {
                         // Its worker has just said no: it is about to change, or was about to and stays after all.
                         doubted = true;
-                        let _ = tokio::time::timeout(DOUBT, changed).await;
+                        let _ = before(Instant::now() + DOUBT, changed).await;
                         continue;
                     }
                     if let Some(assigned) = self.assignment(&read.value) {
@@ -122,7 +122,7 @@ impl Control {
                 }
                 Phase::Resuming { .. } | Phase::Suspending { .. } | Phase::Saving { .. } => {}
             }
-            if tokio::time::timeout_at(deadline, changed).await.is_err() {
+            if before(deadline, changed).await.is_none() {
                 return Err(ControlError::new(
                     Code::DeadlineExceeded,
                     format!(
@@ -280,10 +280,11 @@ impl Control {
         matches!(ended, Ok(()) | Err(NodeError::Stale | NodeError::WorkerGone))
     }
 
-    /// An error once the operation that an actor was read in is over.
+    /// An error once the actor has left the step of its operation that it was read in: somebody else has brought it further, or
+    /// to its end. What is left of it, if anything, is taken up from there.
     pub(crate) async fn still(&self, read: &Read<Actor>) -> Result<(), ControlError> {
         match self.actor(&read.value.key).await {
-            Ok(now) if now.value.phase.operation() != read.value.phase.operation() => Err(ControlError::conflict()),
+            Ok(now) if now.value.phase != read.value.phase => Err(ControlError::conflict()),
             Err(error) if error.is_store_away() => Ok(()),
             other => other.map(drop),
         }
@@ -353,7 +354,7 @@ impl Control {
                 }
                 _ => {}
             }
-            if tokio::time::timeout_at(deadline, changes.changed()).await.is_err() {
+            if before(deadline, changes.changed()).await.is_none() {
                 return Err(ControlError::new(
                     Code::DeadlineExceeded,
                     format!("ActorTemplate {key} has no golden snapshot yet\n  how far it is: ate get templates"),
@@ -413,7 +414,7 @@ impl Control {
                 }
                 _ => {}
             }
-            if tokio::time::timeout_at(deadline, freed).await.is_err() {
+            if before(deadline, freed).await.is_none() {
                 return Err(ControlError::precondition("no free workers available"));
             }
         }
@@ -476,8 +477,13 @@ pub(crate) async fn again(tries: &mut u32, deadline: Instant) -> bool {
     if Instant::now() + pause >= deadline {
         return false;
     }
-    tokio::time::sleep(pause).await;
+    Box::pin(tokio::time::sleep(pause)).await;
     true
+}
+
+/// What comes before the deadline. In a box: a timer is large, and as good as no wake waits for one.
+async fn before<T>(deadline: Instant, what: impl Future<Output = T>) -> Option<T> {
+    Box::pin(tokio::time::timeout_at(deadline, what)).await.ok()
 }
 
 pub(crate) fn identity(actor: &Actor) -> Identity {

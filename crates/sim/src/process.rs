@@ -66,6 +66,11 @@ impl Process {
         *self.still_until.lock() = Some(Instant::now() + time);
     }
 
+    /// Now, or before.
+    pub(crate) fn stands_still(&self) -> bool {
+        self.still_until.lock().is_some()
+    }
+
     pub(crate) fn has_stood_still(&self) -> bool {
         self.still_until.lock().is_some_and(|until| until <= Instant::now())
     }

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ate_actor::{Actor, Intent, Phase};
+use ate_actor::{Actor, Event, Intent, Phase};
 use ate_control::{Asked, Assignee, AuditEntry, ControlError, NodeRecord, Quota, Replicas, Settings, WorkerRecord};
 use ate_name::{ActorKey, ActorUid, Generation, NodeName};
-use ate_store::{Change, Kind, Store};
+use ate_store::{Change, Key, Kind, Record, Store};
 
 use crate::clients::SPACE;
 use crate::replica::{Replica, SETTINGS};
@@ -86,14 +86,21 @@ pub fn golden_is_left_alone(point: &str) {
         let simulation = Simulation::new(1, 1);
         let first = simulation.start_replica();
         first.process.stand_still_when(point, CALM / 4);
-        simulation.start_replica();
         simulation.keep_nodes();
-        simulation.furnish().await;
-        let begun = tokio::time::Instant::now();
-        while !first.process.has_stood_still() {
-            assert!(begun.elapsed() < CALM, "it never came to {point}");
-            tokio::time::sleep(Duration::from_secs(1)).await;
-        }
+        let until = async |what: &dyn Fn() -> bool| {
+            let begun = tokio::time::Instant::now();
+            while !what() {
+                assert!(begun.elapsed() < CALM, "it never came to {point}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        // Not before: it would be the one who makes it.
+        let second = async {
+            until(&|| first.process.stands_still()).await;
+            simulation.start_replica();
+        };
+        tokio::join!(simulation.furnish(), second);
+        until(&|| first.process.has_stood_still()).await;
         come_to_rest(simulation).await;
     });
 }
@@ -224,6 +231,37 @@ impl Stage {
         let value = serde_json::to_vec(&assigned).expect("a worker is JSON");
         let change = Change::new().replace(&record, value);
         self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+    }
+
+    /// Writes, as a replica would whose commit was late and who is gone, that the wake under way has failed.
+    pub async fn fail_its_wake(&self) {
+        let store = &self.simulation.store;
+        let parsed = |record: Record| (serde_json::from_slice::<Actor>(&record.value).expect("an actor"), record);
+        let actors = store.all(Kind::Actor).await.into_iter().map(parsed);
+        let (actor, record) = actors.into_iter().find(|(actor, _)| actor.key == self.actor).expect("it is there");
+        let op = actor.phase.operation().expect("it is being woken");
+        let failed = Event::Failed { op, reason: "simulated".to_owned() };
+        let (failed, _) = actor.apply(failed).expect("it is being woken");
+        let parsed =
+            |record: Record| (serde_json::from_slice::<WorkerRecord>(&record.value).expect("a worker"), record);
+        let workers = store.all(Kind::Worker).await.into_iter().map(parsed);
+        let its = |worker: &WorkerRecord| worker.assigned.as_ref().is_some_and(|by| by.key == self.actor);
+        let (worker, held) = workers.into_iter().find(|(worker, _)| its(worker)).expect("it has one");
+        let freed = WorkerRecord { assigned: None, ..worker };
+        let json = |value: serde_json::Result<Vec<u8>>| value.expect("records are JSON");
+        let change = Change::new()
+            .replace(&record, json(serde_json::to_vec(&failed)))
+            .replace(&held, json(serde_json::to_vec(&freed)))
+            .add(Key::parse(Kind::Count, &format!("{SPACE}/running")).expect("a number"), -1);
+        store.memory.commit(change).await.expect("memory does not fail");
+    }
+
+    /// Writes a pool that no replica can read, as a newer build might, or takes it away again.
+    pub async fn write_what_nobody_can_read(&self, there: bool) {
+        let pool = Key::parse(Kind::Pool, "sim/of-another-time").expect("a name");
+        let change = if there { Change::new().put(pool, "{}") } else { Change::new().delete(pool) };
+        self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+        self.sleep(5).await;
     }
 
     /// Writes how often nodes were heard, as a store would have it that went back, or was restored.

@@ -426,3 +426,21 @@ fn the_public_oddities_of_resumes_and_suspends_stay() {
         assert!(stage.suspend().await);
     });
 }
+
+#[test]
+fn a_record_that_cannot_be_read_keeps_nobody_from_hearing_of_the_others() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        stage.write_what_nobody_can_read(true).await;
+        // Told to one of them: the other hears of it, or would wake somebody.
+        stage.set_quota(Quota { running: Some(0), ..Quota::default() }).await;
+        let resumed = stage.suspend_and_resume_at_each().await;
+        assert!(resumed.len() > 1, "there are several");
+        for error in resumed {
+            assert_eq!(error.expect_err("it knows of the quota").code, Code::ResourceExhausted);
+        }
+        stage.set_quota(Quota::default()).await;
+        stage.write_what_nobody_can_read(false).await;
+        assert_eq!(stage.count().await, 2);
+    });
+}

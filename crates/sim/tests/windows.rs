@@ -381,6 +381,23 @@ fn what_waits_for_a_node_that_its_owner_does_not_reach_is_taken_over_by_one_that
     });
 }
 
+#[test]
+fn whoever_waits_for_a_step_that_is_over_goes_on_with_the_next() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        assert_eq!(stage.count().await, 2);
+        let node = stage.node().await;
+        assert!(stage.suspend().await);
+        stage.cut_first_from(&node);
+        stage.resume_at_first_behind();
+        stage.until("being woken", |actor| matches!(actor.phase, Phase::Resuming { lease: Some(_), .. })).await;
+        stage.fail_its_wake().await;
+        // For the node alone the first replica would wait for ever.
+        stage.destroy(&node);
+        stage.until_suspended().await;
+    });
+}
+
 /// It says that it lives, and takes orders from nobody: what waits for it must not wait for as long as it lives.
 fn a_node_out_of_reach_is_shut_out(out_of_reach: impl Fn(&Stage, &NodeName, bool)) {
     play(async |stage: &Stage| {

@@ -16,7 +16,7 @@ enum Program {
 const ACTORS: u64 = 50;
 const BURST: u64 = 20;
 /// Bursts of each round.
-const REPEATED: u64 = 4;
+const REPEATED: u64 = 8;
 const ROUNDS: u64 = 2;
 
 fn main() {

@@ -56,6 +56,12 @@ pub(crate) async fn by_copy(url: &str, schema: &Schema, shape: &Shape, actors: u
     Ok(())
 }
 
+/// Reads the whole index, so that it is in the kernel's cache. Lists read what they show and its part of the index only.
+pub(crate) async fn read_index(url: &str, schema: &str) -> Result<(), BenchError> {
+    let count = format!("SET enable_seqscan = off; SELECT count(*) FROM \"{schema}\".records");
+    connect(url).await?.batch_execute(&count).await.map_err(failed)
+}
+
 /// What the records of a schema take on the database's disk, their index included.
 pub(crate) async fn table_bytes(url: &str, schema: &Schema) -> Result<u64, BenchError> {
     let ask = format!("SELECT pg_total_relation_size('\"{schema}\".records')");

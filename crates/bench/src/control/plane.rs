@@ -5,13 +5,14 @@
 //!             ◀── Done, one JSON line ──        ── Retire, Replay ──▶ the same store, and nobody else at it
 //! ```
 
+use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ate_control::{Control, Keys, Replicas, Settings, World};
 use ate_name::ActorUid;
-use ate_store::{FeedLimits, Store};
+use ate_store::{FeedLimits, Key, Record, Store};
 use ate_store_embedded::EmbeddedStore;
 use ate_store_postgres::{Address, PostgresStore, Schema};
 use futures::future::join_all;
@@ -58,9 +59,9 @@ pub(crate) enum Order {
     Fill { actors: u32 },
     /// Remember the commits that change an actor, from now on.
     Record,
-    /// Wait until there were so many of them.
-    Settled { commits: usize },
-    /// Commit them once more, without a control plane.
+    /// Wait until there were so many of them, and keep them for later or not.
+    Settled { commits: usize, keep: bool },
+    /// Commit those that were kept first once more, without a control plane. With the last, all is as it was before.
     Replay { clients: usize },
     /// How much the store takes: in the cache of its engine, and on the disk.
     Size,
@@ -176,7 +177,9 @@ struct Plane {
     metered: Arc<Metered>,
     nodes: Arc<FakeNodes>,
     serving: Option<Serving>,
-    kept: Vec<Kept>,
+    kept: VecDeque<Vec<Kept>>,
+    /// As they were before they were committed once more.
+    before: BTreeMap<Key, Record>,
     /// Its processor time when it began to remember.
     busy_before: u64,
 }
@@ -186,8 +189,16 @@ pub(crate) async fn serve(args: &PlaneArgs) -> Result<(), BenchError> {
     let adapter = Adapter::open(args).await?;
     let metered = Arc::new(Metered::new(adapter.store()));
     let nodes = Arc::new(FakeNodes::new(NODES, args.workers));
-    let mut plane =
-        Plane { args: args.clone(), adapter, metered, nodes, serving: None, kept: Vec::new(), busy_before: 0 };
+    let mut plane = Plane {
+        args: args.clone(),
+        adapter,
+        metered,
+        nodes,
+        serving: None,
+        kept: VecDeque::new(),
+        before: BTreeMap::new(),
+        busy_before: 0,
+    };
     pipe::take_orders(async |order| match plane.carry_out(order).await {
         Ok(done) => done,
         Err(error) => Done { error: Some(describe(&error)), ..Done::default() },
@@ -228,19 +239,23 @@ impl Plane {
                 self.metered.begin();
                 self.busy_before = clock::busy();
             }
-            Order::Settled { commits } => {
+            Order::Settled { commits, keep } => {
                 let kept = tokio::time::timeout(SETTLED_WITHIN, self.metered.at_least(commits)).await;
-                self.kept = kept.map_err(|_| BenchError::refused("wait for commits", "they do not come"))?;
+                let kept = kept.map_err(|_| BenchError::refused("wait for commits", "they do not come"))?;
                 done.busy = clock::busy() - self.busy_before;
-                done.durable = self.kept.iter().map(|kept| (kept.revision.0, kept.at)).collect();
-                done.end = self.kept.iter().map(|kept| kept.at).max().unwrap_or(0);
-                done.commits = self.kept.len() as u64;
-                done.bytes = self.kept.iter().map(|kept| kept.change.bytes() as u64).sum();
+                done.durable = kept.iter().map(|kept| (kept.revision.0, kept.at)).collect();
+                done.end = kept.iter().map(|kept| kept.at).max().unwrap_or(0);
+                done.commits = kept.len() as u64;
+                done.bytes = kept.iter().map(|kept| kept.change.bytes() as u64).sum();
+                self.kept.extend(keep.then_some(kept));
             }
             Order::Replay { clients } => {
-                let kept = std::mem::take(&mut self.kept);
-                let replayed = raw::replay(&self.adapter.store(), kept, clients).await;
-                let replayed = replayed.map_err(|error| BenchError::refused("commit the changes once more", error))?;
+                let failed = |error| BenchError::refused("commit the changes once more", error);
+                let (store, kept) = (self.adapter.store(), self.kept.pop_front().unwrap_or_default());
+                let replayed = raw::replay(&store, kept, clients, &mut self.before).await.map_err(failed)?;
+                if self.kept.is_empty() {
+                    raw::put_back(&store, std::mem::take(&mut self.before)).await.map_err(failed)?;
+                }
                 (done.start, done.end) = (replayed.start, replayed.end);
                 (done.commits, done.bytes) = (replayed.commits as u64, replayed.bytes as u64);
                 done.busy = replayed.busy;

@@ -4,7 +4,7 @@
 //!   kept from a burst     actor a: bind, settle    actor b: bind, settle    …
 //!   before the clock      read what they are guarded by: actor and worker of each, as they are now
 //!   on the clock          bind ─▶ durable ─▶ settle ─▶ durable, so many binds at once, as many settles as there are
-//!   after the clock       actors and workers as they were
+//!   after the last burst  actors and workers as they were
 //! ```
 //! Guards, keys, values and the number of commits are the same; only the revisions that the guards name are those of today.
 
@@ -35,9 +35,14 @@ pub(crate) struct Replayed {
     pub(crate) busy: u64,
 }
 
-/// `clients`: how many actors at once.
-pub(crate) async fn replay(store: &Arc<dyn Store>, kept: Vec<Kept>, clients: usize) -> Result<Replayed, CommitError> {
-    let (chains, before) = prepare(store, kept).await?;
+/// `clients`: how many actors at once. `before` gets what is not there yet.
+pub(crate) async fn replay(
+    store: &Arc<dyn Store>,
+    kept: Vec<Kept>,
+    clients: usize,
+    before: &mut BTreeMap<Key, Record>,
+) -> Result<Replayed, CommitError> {
+    let chains = prepare(store, kept, before).await?;
     let commits = chains.iter().map(|chain| chain.changes.len()).sum();
     let bytes = chains.iter().flat_map(|chain| &chain.changes).map(Change::bytes).sum();
     let (chains, next) = (Arc::new(chains), Arc::new(AtomicUsize::new(0)));
@@ -64,31 +69,36 @@ pub(crate) async fn replay(store: &Arc<dyn Store>, kept: Vec<Kept>, clients: usi
     }
     working.join_all().await.into_iter().collect::<Result<(), CommitError>>()?;
     let (end, busy) = (clock::now(), clock::busy() - busy);
-    put_back(store, before).await?;
     Ok(Replayed { start, end, commits, bytes, busy })
 }
 
-async fn prepare(store: &Arc<dyn Store>, kept: Vec<Kept>) -> Result<(Vec<Chain>, Vec<Record>), CommitError> {
-    let mut by_actor: BTreeMap<Key, Vec<Change>> = BTreeMap::new();
+/// In the order in which the actors were first changed.
+async fn prepare(
+    store: &Arc<dyn Store>,
+    kept: Vec<Kept>,
+    before: &mut BTreeMap<Key, Record>,
+) -> Result<Vec<Chain>, CommitError> {
+    let (mut chains, mut by_actor) = (Vec::<Chain>::new(), HashMap::<Key, usize>::new());
     for Kept { change, .. } in kept {
         if let Some(actor) = change.writes.iter().map(Write::key).find(|key| key.kind() == Kind::Actor) {
-            by_actor.entry(actor.clone()).or_default().push(change);
+            let at = *by_actor.entry(actor.clone()).or_insert(chains.len());
+            if at == chains.len() {
+                chains.push(Chain { changes: Vec::new(), revisions: HashMap::new() });
+            }
+            chains[at].changes.push(change);
         }
     }
-    let (mut chains, mut before) = (Vec::new(), Vec::new());
-    for changes in by_actor.into_values() {
-        let mut revisions = HashMap::new();
+    for Chain { changes, revisions } in &mut chains {
         for key in changes.iter().flat_map(|change| &change.guards).filter_map(guarded) {
             if !revisions.contains_key(key)
                 && let Some(record) = store.get(key).await?
             {
                 revisions.insert(key.clone(), record.revision);
-                before.push(record);
+                before.entry(key.clone()).or_insert(record);
             }
         }
-        chains.push(Chain { changes, revisions });
     }
-    Ok((chains, before))
+    Ok(chains)
 }
 
 fn guarded(guard: &Guard) -> Option<&Key> {
@@ -118,7 +128,8 @@ async fn commit(
     Ok(())
 }
 
-async fn put_back(store: &Arc<dyn Store>, before: Vec<Record>) -> Result<(), CommitError> {
+pub(crate) async fn put_back(store: &Arc<dyn Store>, before: BTreeMap<Key, Record>) -> Result<(), CommitError> {
+    let before: Vec<Record> = before.into_values().collect();
     for records in before.chunks(MAX_CHANGE_ITEMS) {
         let change =
             records.iter().fold(Change::new(), |change, record| change.put(record.key.clone(), record.value.clone()));

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use ate_testkit_postgres::Server;
 use futures::future::join_all;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use crate::client::{Client, PATIENCE, connect};
 use crate::machine::{processes_below, sandbox_runtimes, signal, worker_pids};
@@ -44,6 +46,8 @@ pub struct Cluster {
     postgres: Server,
     processes: BTreeMap<String, Process>,
     router_ports: Vec<u16>,
+    /// Where replicas tell what they have counted.
+    metrics: BTreeMap<String, SocketAddr>,
     env: Vec<(String, String)>,
     /// File systems of nodes.
     mounted: Vec<PathBuf>,
@@ -68,6 +72,7 @@ impl Cluster {
             postgres,
             processes: BTreeMap::new(),
             router_ports: (0..routers).map(|_| free_port()).collect(),
+            metrics: BTreeMap::new(),
             env,
             mounted: Vec::new(),
             to_nodes: BTreeMap::new(),
@@ -79,8 +84,11 @@ impl Cluster {
         let runtimes = sandbox_runtimes();
         for (index, port) in api_ports.iter().enumerate() {
             let listen = format!("127.0.0.1:{port}");
-            let store = cluster.postgres.url();
-            cluster.add("api", index, &["--listen", &listen, "--store", &store, "--runtime", &runtimes]);
+            let (store, metrics) = (cluster.postgres.url(), SocketAddr::from(([127, 0, 0, 1], free_port())));
+            let told = metrics.to_string();
+            let arguments = ["--listen", &listen, "--store", &store, "--runtime", &runtimes, "--metrics-listen", &told];
+            cluster.add("api", index, &arguments);
+            cluster.metrics.insert(format!("api-{index}"), metrics);
         }
         let storage = storage.unwrap_or_else(|| cluster.storage().display().to_string());
         for index in 0..nodes {
@@ -293,6 +301,19 @@ impl Cluster {
                 self.stop(&name).await;
             }
         }
+    }
+
+    /// What a replica has counted, as Prometheus is told.
+    pub async fn counted(&self, api: &str, metric: &str) -> u64 {
+        let mut stream = TcpStream::connect(self.metrics[api]).await.expect("it tells");
+        stream
+            .write_all(b"GET /metrics HTTP/1.1\r\nhost: metrics\r\nconnection: close\r\n\r\n")
+            .await
+            .expect("it listens");
+        let mut told = String::new();
+        stream.read_to_string(&mut told).await.expect("it answers");
+        let value = told.lines().find_map(|line| line.strip_prefix(metric)?.trim().parse().ok());
+        value.unwrap_or_else(|| panic!("{metric} is not told: {told}"))
     }
 
     /// What `ate store check` says of the database.

@@ -85,6 +85,7 @@ async fn actors_of_a_lost_node_go_on_elsewhere_and_it_does_no_harm_when_it_comes
     };
     client.until("it has workers of its own again", anew).await;
     assert_eq!(client.count("space", "a").await.memory, 4);
+    assert!(cluster.counted("api-0", "ate_fenced_total").await > 0, "what it said of before was refused, and counted");
     cluster.stop_all().await;
 }
 

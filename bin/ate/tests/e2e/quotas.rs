@@ -1,18 +1,15 @@
 //! Quotas hold, however many ask at once.
 
+use ate_proto::ate::v1::{Quota, SetQuotaRequest};
 use ate_proto::ateapi::{ActorRef, CreateActorRequest};
-use ate_testkit::Machine;
+use ate_testkit::{Client, Cluster, Machine};
 
 use crate::ATE;
 
-#[tokio::test]
-async fn a_thousand_creates_at_once_do_not_pass_the_quota_by_one() {
-    let mut machine = Machine::start(ATE).await;
-    machine.apply_counter(1, "  idle: {}").await;
-    machine.create_atespace("space").await;
-    machine.ate(&["quota", "space", "--actors", "700"]).await;
+/// Creates a thousand actors at once, by these in turns; how many were made, and how many refused for the quota.
+async fn create_a_thousand(clients: &[&Client]) -> (usize, usize) {
     let creates = (0..1000).map(|index| {
-        let mut control = machine.control();
+        let mut control = clients[index % clients.len()].control();
         tokio::spawn(async move {
             let request = CreateActorRequest {
                 actor_ref: Some(ActorRef { atespace: "space".into(), name: format!("a{index}") }),
@@ -32,7 +29,43 @@ async fn a_thousand_creates_at_once_do_not_pass_the_quota_by_one() {
             Err(error) => panic!("{error}"),
         }
     }
-    assert_eq!((made, refused), (700, 300));
+    (made, refused)
+}
+
+#[tokio::test]
+async fn two_replicas_do_not_pass_a_quota_by_one_together() {
+    let mut cluster = Cluster::start(ATE, 2, 1, 1).await;
+    let (one, other) = (cluster.client("api-0", 0).await, cluster.client("api-1", 0).await);
+    one.apply_counter(1, "  idle: {}").await;
+    other.create_atespace("space").await;
+    one.create_counter("space", "first").await;
+    let quota = Quota { actors: Some(701), running: Some(0), ..Default::default() };
+    let request = SetQuotaRequest { atespace: "space".into(), quota: Some(quota) };
+    one.substrate().set_quota(request).await.expect("a quota");
+    // The other learns of it by the feed: until then it would wake somebody.
+    let knows = || async {
+        match other.resume("space", "first", false).await {
+            Ok(()) => {
+                other.suspend("space", "first").await;
+                false
+            }
+            Err(error) => error.code() == tonic::Code::ResourceExhausted,
+        }
+    };
+    other.until("it knows of the quota", knows).await;
+    assert_eq!(create_a_thousand(&[&one, &other]).await, (700, 300));
+    let refused = async |api| cluster.counted(api, "ate_quota_refusals_total").await;
+    assert!(refused("api-0").await + refused("api-1").await >= 300, "and counted");
+    cluster.stop_all().await;
+}
+
+#[tokio::test]
+async fn a_thousand_creates_at_once_do_not_pass_the_quota_by_one() {
+    let mut machine = Machine::start(ATE).await;
+    machine.apply_counter(1, "  idle: {}").await;
+    machine.create_atespace("space").await;
+    machine.ate(&["quota", "space", "--actors", "700"]).await;
+    assert_eq!(create_a_thousand(&[&machine]).await, (700, 300));
     let said = machine.cli(&["create", "actor", "one-more", "-a", "space", "-t", "demo/counter"]).await;
     assert!(said.code != 0 && said.stderr.contains("quota of actors"), "{said:?}");
     machine.ate(&["delete", "a0", "-a", "space"]).await;

@@ -176,6 +176,15 @@ async fn a_machine_moves_to_postgresql() {
     assert!(sound && told.contains("all of them agree"), "{told}{errors}");
     let (done, _, errors) = machine.ate(&["restore", "b", "--store", &url]);
     assert!(!done && errors.contains("holds a store already"), "{errors}");
+    // And back: what it holds, the running actor put to rest by the restore, is what comes out of it.
+    let (done, told, errors) = machine.ate(&["backup", "tuesday", "--store", &url]);
+    assert!(done && told.contains("1 actor"), "{told}{errors}");
+    let (done, told, errors) = machine.ate(&["restore", "tuesday", "--store", &url, "--replace"]);
+    assert!(done && !told.contains(ate_testkit_postgres::PASSWORD), "{told}{errors}");
+    assert!(machine.ate(&["check", "--store", &url]).0, "what is restored agrees");
+    server.sql("DELETE FROM ate.records WHERE kind = 'template'");
+    let (sound, told, errors) = machine.ate(&["check", "--store", &url]);
+    assert!(!sound && told.contains("actor/space/a") && told.contains("remedy:"), "{told}{errors}");
     server.sql("UPDATE ate.head SET layout = 7");
     assert!(machine.ate(&["backup", "again", "--store", &url]).2.contains("layout 7"));
 }

@@ -164,7 +164,19 @@ spec:
 
     /// `GET path` of an actor through the router; the status and the body.
     pub async fn get(&self, atespace: &str, name: &str, path: &str) -> (u16, String) {
-        let request = format!("GET {path} HTTP/1.1\r\nHost: {name}.{atespace}.localhost\r\nConnection: close\r\n\r\n");
+        self.send("GET", atespace, name, path).await
+    }
+
+    /// As `get`, for what nobody on the way may send twice.
+    pub async fn post(&self, atespace: &str, name: &str, path: &str) -> (u16, String) {
+        self.send("POST", atespace, name, path).await
+    }
+
+    async fn send(&self, method: &str, atespace: &str, name: &str, path: &str) -> (u16, String) {
+        let length = if method == "POST" { "Content-Length: 0\r\n" } else { "" };
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {name}.{atespace}.localhost\r\n{length}Connection: close\r\n\r\n"
+        );
         let answer = self.exchange(request.as_bytes()).await;
         let status =
             answer.get(9..12).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("no answer: {answer:?}"));

@@ -54,7 +54,7 @@ func (a *app) routes() http.Handler {
 	mux.HandleFunc("GET /ws", echoWebSocket)
 	mux.HandleFunc("GET /random", a.random)
 	mux.HandleFunc("GET /time", now)
-	mux.HandleFunc("GET /exit", a.leave)
+	mux.HandleFunc("POST /exit", a.leave) // sent twice it would end the next one, too
 	mux.HandleFunc("GET /eat", a.eat)
 	mux.HandleFunc("GET /dial", a.dial)
 	mux.HandleFunc("GET /poke", a.poke)

@@ -36,7 +36,16 @@ func start(t *testing.T, countDir, identityDir string) fixture {
 
 func (f fixture) get(t *testing.T, path string) (int, string) {
 	t.Helper()
-	response, err := http.Get(f.url + path)
+	return f.send(t, http.MethodGet, path)
+}
+
+func (f fixture) send(t *testing.T, method, path string) (int, string) {
+	t.Helper()
+	request, err := http.NewRequest(method, f.url+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(request)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +211,7 @@ func TestTheClockIsInNanoseconds(t *testing.T) {
 
 func TestExitAnswersFirst(t *testing.T) {
 	f := start(t, t.TempDir(), t.TempDir())
-	if status, _ := f.get(t, "/exit?code=7"); status != http.StatusOK {
+	if status, _ := f.send(t, http.MethodPost, "/exit?code=7"); status != http.StatusOK {
 		t.Fatal(status)
 	}
 	if code := <-f.exit; code != 7 {
@@ -258,14 +267,18 @@ func TestWhatIsNotOfferedIsRefused(t *testing.T) {
 		"/readyz":           http.StatusOK,
 		"/nothing":          http.StatusNotFound,
 		"/echo":             http.StatusMethodNotAllowed,
-		"/exit?code=256":    http.StatusBadRequest,
-		"/exit":             http.StatusBadRequest,
+		"/exit?code=7":      http.StatusMethodNotAllowed,
 		"/eat?mib=-1":       http.StatusBadRequest,
 		"/stream?n=1000001": http.StatusBadRequest,
 		"/ws":               http.StatusBadRequest,
 	} {
 		if status, body := f.get(t, path); status != want {
 			t.Errorf("GET %s: %d %s", path, status, body)
+		}
+	}
+	for _, path := range []string{"/exit?code=256", "/exit"} {
+		if status, body := f.send(t, http.MethodPost, path); status != http.StatusBadRequest {
+			t.Errorf("POST %s: %d %s", path, status, body)
 		}
 	}
 }

@@ -39,6 +39,8 @@ enum Fault {
     KillSandbox,
     StopDatabase,
     StopStorage,
+    /// It answers, in the end.
+    SlowStorage,
     FillDisk,
     /// A process ends just between a thing and the telling of it.
     Failpoint,
@@ -46,7 +48,7 @@ enum Fault {
 
 impl Fault {
     /// Failpoints come twice: there are many of them.
-    const ALL: [(Self, &'static str); 15] = [
+    const ALL: [(Self, &'static str); 16] = [
         (Self::KillApi, "kill api"),
         (Self::StopApi, "stop api"),
         (Self::KillNode, "kill node"),
@@ -59,6 +61,7 @@ impl Fault {
         (Self::KillSandbox, "kill sandbox"),
         (Self::StopDatabase, "stop database"),
         (Self::StopStorage, "stop object store"),
+        (Self::SlowStorage, "slow object store"),
         (Self::FillDisk, "fill disk"),
         (Self::Failpoint, "failpoint"),
         (Self::Failpoint, "failpoint"),
@@ -159,6 +162,17 @@ impl Faults {
                 self.wait(1000..8000).await;
                 site.minio.resume();
                 self.tell("the object store is back");
+            }
+            Fault::SlowStorage => {
+                self.tell("the object store is slow");
+                let pid = site.minio.pid().expect("every fault is mended before the next");
+                for _ in 0..self.dice.random_range(5..15) {
+                    Cluster::signal(pid, Signal::STOP);
+                    self.wait(300..1500).await;
+                    Cluster::signal(pid, Signal::CONT);
+                    self.wait(10..50).await;
+                }
+                self.tell("the object store is as fast as before");
             }
             Fault::FillDisk => {
                 let name = self.one_of(&site.cluster.running("node"));

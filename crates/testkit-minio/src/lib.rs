@@ -82,6 +82,11 @@ impl Minio {
         self.process = Some(run(self.directory.path(), &self.address).expect("MinIO starts again"));
     }
 
+    /// Unless it has crashed.
+    pub fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(Child::id)
+    }
+
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }

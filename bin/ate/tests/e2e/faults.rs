@@ -1,6 +1,6 @@
 //! Things that go wrong.
 
-use ate_testkit::Machine;
+use ate_testkit::{Machine, Setting};
 
 use crate::ATE;
 
@@ -55,7 +55,7 @@ async fn an_actor_that_exits_is_noticed_and_woken_again() {
     machine.create_atespace("space").await;
     machine.create_counter("space", "a").await;
     assert_eq!(machine.count("space", "a").await.memory, 1);
-    let _ = machine.get("space", "a", "/exit?code=7").await;
+    let _ = machine.post("space", "a", "/exit?code=7").await;
     let reply = machine.count("space", "a").await;
     assert_eq!(reply.memory, 1, "it began anew from the golden snapshot: {reply:?}");
     let history = machine.history("space", "a").await;
@@ -144,5 +144,54 @@ async fn kill_9_while_one_actor_is_stored_keeps_the_next_one_in_its_worker() {
     assert_eq!(machine.count("space", "large").await.memory, 2, "memory and all");
     machine.suspend("space", "large").await;
     assert_eq!(machine.count("space", "next").await.memory, 3);
+    machine.stop().await;
+}
+
+#[tokio::test]
+async fn a_process_that_ends_between_a_thing_and_the_telling_of_it_costs_nothing() {
+    let storage = tempfile::tempdir().expect("a directory");
+    let args = vec!["--storage".to_owned(), storage.path().display().to_string()];
+    let mut machine = Machine::start_with(ATE, Setting { args, ..Setting::default() }).await;
+    machine.apply_counter(1, "  idle: {}").await;
+    machine.create_atespace("space").await;
+    machine.create_counter("space", "a").await;
+    let mut counted = machine.count("space", "a").await.memory;
+    machine.suspend("space", "a").await;
+    for place in ate_failpoint::ALL {
+        // Workers know of it, too: those of before are gone.
+        machine.stop().await;
+        machine.set_env("ATE_FAILPOINTS", Some(place));
+        machine.restart().await;
+        let lived = async {
+            for verb in ["resume", "suspend"].into_iter().cycle() {
+                machine.cli(&[verb, "actor", "a", "-a", "space"]).await;
+            }
+        };
+        // What a worker says goes elsewhere; its node starts another.
+        let workers = machine.worker_pids();
+        let said = format!("failpoint {place}: ending here");
+        let ended = || async {
+            let here = machine.worker_pids();
+            match place.starts_with("worker.") {
+                true => !here.is_empty() && here != workers,
+                false => machine.logged().contains(&said),
+            }
+        };
+        tokio::select! {
+            () = machine.until(place, ended) => {}
+            () = lived => {}
+        }
+        machine.kill().await;
+        if place.starts_with("worker.") {
+            // Those that live know of it still.
+            machine.worker_pids().into_iter().for_each(Machine::kill_process);
+        }
+        machine.set_env("ATE_FAILPOINTS", None);
+        machine.restart().await;
+        let reply = machine.count("space", "a").await;
+        counted += 1;
+        assert_eq!((reply.memory, reply.file), (counted, counted), "{place}: {reply:?}\n{}", machine.logged());
+        machine.suspend("space", "a").await;
+    }
     machine.stop().await;
 }

@@ -60,6 +60,8 @@ struct Objects {
     /// The same templates: every wake asks for one.
     by_uid: HashMap<TemplateUid, Arc<Template>>,
     pools: BTreeMap<ObjectKey, Arc<WorkerPool>>,
+    /// There, and cannot be read: nothing can be said of how large they are to be.
+    unread_pools: BTreeSet<ObjectKey>,
     configs: BTreeMap<ObjectKey, Arc<SandboxConfig>>,
 }
 
@@ -101,6 +103,10 @@ impl Catalog {
         self.objects.read().pools.get(key).cloned()
     }
 
+    pub(crate) fn is_unread(&self, pool: &ObjectKey) -> bool {
+        self.objects.read().unread_pools.contains(pool)
+    }
+
     pub(crate) fn configs(&self) -> Vec<Arc<SandboxConfig>> {
         let mut configs: Vec<_> = self.objects.read().configs.values().cloned().collect();
         configs.sort_by_key(|config| config.metadata.key());
@@ -117,7 +123,10 @@ impl Catalog {
         let mut objects = self.objects.write();
         match kind {
             Kind::Template => objects.templates.retain(|name, _| kept.contains(name)),
-            Kind::Pool => objects.pools.retain(|name, _| kept.contains(name)),
+            Kind::Pool => {
+                objects.pools.retain(|name, _| kept.contains(name));
+                objects.unread_pools.retain(|name| kept.contains(name));
+            }
             Kind::Config => objects.configs.retain(|name, _| kept.contains(name)),
             _ => {}
         }
@@ -134,13 +143,18 @@ impl Catalog {
                 objects.templates.insert(name, Arc::new(template));
             }
             (Kind::Pool, Some(record)) => {
-                objects.pools.insert(name, Arc::new(Read::decode(record.clone())?.value));
+                objects.unread_pools.insert(name.clone());
+                objects.pools.insert(name.clone(), Arc::new(Read::decode(record.clone())?.value));
+                objects.unread_pools.remove(&name);
             }
             (Kind::Config, Some(record)) => {
                 objects.configs.insert(name, Arc::new(Read::decode(record.clone())?.value));
             }
             (Kind::Template, None) => drop(objects.templates.remove(&name)),
-            (Kind::Pool, None) => drop(objects.pools.remove(&name)),
+            (Kind::Pool, None) => {
+                objects.unread_pools.remove(&name);
+                objects.pools.remove(&name);
+            }
             (Kind::Config, None) => drop(objects.configs.remove(&name)),
             _ => return Ok(()),
         }
@@ -155,7 +169,8 @@ impl Control {
     pub(crate) async fn load_objects(&self, kind: Kind) -> Result<(), ControlError> {
         let records = self.all(kind).await?;
         self.catalog.keep_only(kind, &records);
-        each(&records, |record| self.catalog.take(&record.key, Some(record)))
+        each(&records, |record| self.catalog.take(&record.key, Some(record)));
+        Ok(())
     }
 
     /// What applying would do; nothing is written.

@@ -79,7 +79,7 @@ impl Control {
             here.entry(worker.lease.pool.clone()).or_default().push((disturbs, worker.lease.worker));
         }
         let mut beyond = Vec::new();
-        for (pool, mut workers) in here {
+        for (pool, mut workers) in here.into_iter().filter(|(pool, _)| !self.catalog.is_unread(pool)) {
             workers.sort_unstable();
             let keep = shares.iter().find(|share| share.pool == pool).map_or(0, |share| share.workers);
             beyond.extend(workers.iter().take(workers.len().saturating_sub(keep)).map(|(_, worker)| *worker));

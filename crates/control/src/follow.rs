@@ -125,10 +125,12 @@ impl Control {
         };
         match key.kind() {
             Kind::Actor => {
-                let actor = record.map(|record| Read::<Actor>::decode(record.clone())).transpose()?;
+                let actor = record.map(|record| Read::<Actor>::decode(record.clone())).transpose();
                 if let Some(name) = actor_name(key) {
-                    self.note_actor(&name, actor.as_ref().map(|read| &read.value));
+                    // One that cannot be read is nowhere: whoever waits for it looks, and is told so.
+                    self.note_actor(&name, actor.as_ref().ok().and_then(Option::as_ref).map(|read| &read.value));
                 }
+                actor?;
             }
             Kind::Worker => {
                 if let Some(record) = record {

@@ -161,7 +161,8 @@ impl Control {
     }
 
     pub(crate) async fn load_nodes(&self) -> Result<(), ControlError> {
-        each(&self.all(Kind::Node).await?, |record| self.note_node(record))
+        each(&self.all(Kind::Node).await?, |record| self.note_node(record));
+        Ok(())
     }
 
     /// Whether what only this node has must be given up too.

@@ -269,7 +269,8 @@ impl Control {
     }
 
     pub(crate) async fn load_quotas(&self) -> Result<(), ControlError> {
-        each(&self.all(Kind::Atespace).await?, |record| self.note_atespace(&record.key, Some(record)))
+        each(&self.all(Kind::Atespace).await?, |record| self.note_atespace(&record.key, Some(record)));
+        Ok(())
     }
 
     /// Changes what an atespace may use. What it uses already stays.

@@ -26,7 +26,8 @@ impl<T: DeserializeOwned> Read<T> {
     pub(crate) fn decode(record: Record) -> Result<Self, ControlError> {
         let value = serde_json::from_slice(&record.value).map_err(|error| {
             tracing::error!(key = %record.key, %error, "a record cannot be read");
-            ControlError::new(Code::Internal, format!("record {} cannot be read: see the server's log", record.key))
+            let text = format!("record {} cannot be read: see the server's log, and `ate store check`", record.key);
+            ControlError::new(Code::Internal, text)
         })?;
         Ok(Self { record, value })
     }
@@ -89,12 +90,11 @@ pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
     })
 }
 
-/// Takes in all that can be read; the first error, if there was one.
-pub(crate) fn each(
-    records: &[Record],
-    take: impl FnMut(&Record) -> Result<(), ControlError>,
-) -> Result<(), ControlError> {
-    records.iter().map(take).fold(Ok(()), Result::and)
+/// Takes in all that can be read. What cannot, as a newer build may write it, is in the log, and keeps nobody from the rest.
+pub(crate) fn each(records: &[Record], mut take: impl FnMut(&Record) -> Result<(), ControlError>) {
+    for record in records {
+        let _ = take(record);
+    }
 }
 
 impl Control {

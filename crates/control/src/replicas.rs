@@ -98,7 +98,8 @@ impl Control {
     }
 
     pub(crate) async fn load_replicas(&self) -> Result<(), ControlError> {
-        each(&self.all(Kind::Replica).await?, |record| self.note_replica(record))
+        each(&self.all(Kind::Replica).await?, |record| self.note_replica(record));
+        Ok(())
     }
 
     /// Says that this replica lives, again and again; buries those that no longer do.
@@ -137,9 +138,8 @@ impl Control {
             }
             let buried = match self.store.get(&replica_key(replica)).await {
                 Ok(Some(record)) => {
-                    let _ = self.note_replica(&record);
-                    // It may have raised its beat while nobody told us.
-                    if self.lives(replica) {
+                    // It may have raised its beat while nobody told us. One that cannot be read is a newer build's to judge.
+                    if self.note_replica(&record).is_err() || self.lives(replica) {
                         continue;
                     }
                     self.store.commit(Change::new().guard(record.unchanged()).delete(record.key)).await.map(drop)

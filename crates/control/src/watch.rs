@@ -93,17 +93,16 @@ impl Control {
         self.failed.cancelled().await;
     }
 
-    /// All that can be read, whatever cannot.
+    /// All that can be read; an error is the store's.
     async fn load(&self) -> Result<(), ControlError> {
-        let mut loaded = Ok(());
         for kind in [Kind::Config, Kind::Pool, Kind::Template] {
-            loaded = loaded.and(self.load_objects(kind).await);
+            self.load_objects(kind).await?;
         }
-        loaded = loaded.and(self.load_quotas().await);
+        self.load_quotas().await?;
         // With those that they run.
-        loaded = loaded.and(self.load_workers().await);
-        loaded = loaded.and(self.load_replicas().await);
-        loaded.and(self.load_nodes().await)
+        self.load_workers().await?;
+        self.load_replicas().await?;
+        self.load_nodes().await
     }
 
     async fn keep_following(self: Arc<Self>, mut since: Revision) {
@@ -119,12 +118,10 @@ impl Control {
             let mut patience = drive::Patience::new();
             // What changed meanwhile is not told: all of it is looked at again.
             since = loop {
-                if let Ok(revision) = self.store.revision().await {
-                    match self.load().await {
-                        Err(error) if error.is_store_away() => {}
-                        // A record that cannot be read stays so for as long as it is there.
-                        _ => break revision,
-                    }
+                if let Ok(revision) = self.store.revision().await
+                    && self.load().await.is_ok()
+                {
+                    break revision;
                 }
                 if patience.wait(&self).await.is_err() {
                     return;

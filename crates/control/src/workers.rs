@@ -87,28 +87,25 @@ impl Control {
     pub(crate) async fn load_workers(&self) -> Result<(), ControlError> {
         let records = self.all(Kind::Worker).await?;
         let there: BTreeSet<_> = records.iter().filter_map(|record| WorkerUid::parse(record.key.path()).ok()).collect();
-        let (mut running, mut loaded) = (BTreeSet::new(), Ok(()));
+        let mut running = BTreeSet::new();
         for record in records {
-            let read = match Read::<WorkerRecord>::decode(record) {
-                Ok(read) => read,
-                Err(error) => {
-                    loaded = loaded.and(Err(error));
-                    continue;
-                }
-            };
+            let Ok(read) = Read::<WorkerRecord>::decode(record) else { continue };
             self.note_worker(&read);
             if let Some(assignee) = &read.value.assigned {
-                let actor = self.actor(&assignee.key).await;
-                if let Ok(read) = actor {
-                    running.insert(assignee.key.clone());
-                    self.note_actor(&assignee.key, Some(&read.value));
+                match self.actor(&assignee.key).await {
+                    Ok(read) => {
+                        running.insert(assignee.key.clone());
+                        self.note_actor(&assignee.key, Some(&read.value));
+                    }
+                    Err(error) if error.is_store_away() => return Err(error),
+                    Err(_) => {}
                 }
             }
         }
         self.assignments.keep_only(&running);
         let known: Vec<_> = self.fleet.lock().iter().map(|worker| worker.lease.worker).collect();
         known.into_iter().filter(|known| !there.contains(known)).for_each(|worker| self.forget_worker(worker));
-        loaded
+        Ok(())
     }
 
     /// A worker is gone, and with it what it ran.
@@ -215,8 +212,9 @@ impl Control {
         Ok(self.workers().await?.into_iter().map(|read| (read.value, read.record.version)).collect())
     }
 
+    /// Those that can be read.
     async fn workers(&self) -> Result<Vec<Read<WorkerRecord>>, ControlError> {
-        self.all(Kind::Worker).await?.into_iter().map(Read::decode).collect()
+        Ok(self.all(Kind::Worker).await?.into_iter().filter_map(|record| Read::decode(record).ok()).collect())
     }
 
     /// Whether an actor is stopped in memory, and for how long it has had no request.

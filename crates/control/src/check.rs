@@ -133,7 +133,7 @@ impl Check {
                 match operation.job {
                     Job::Actor(key) => drop(self.operations.insert(operation.op, key)),
                     Job::Forget(forget) => self.going.extend(forget.gone),
-                    Job::Golden(_) | Job::Fork(_) => {}
+                    Job::Golden(_) | Job::Fork(_) | Job::Restart(_) => {}
                 }
             }
             Kind::Template => {

@@ -150,6 +150,7 @@ impl Control {
             Job::Forget(forget) => self.forget(&driver, &forget).await,
             Job::Golden(template) => self.drive_golden(&driver, &template).await,
             Job::Fork(fork) => self.finish_fork(driver, *fork).await.map(drop),
+            Job::Restart(restart) => self.finish_restart(driver, &restart).await.map(drop),
         }
     }
 

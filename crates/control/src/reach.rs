@@ -213,8 +213,8 @@ impl Control {
             Job::Actor(key) => self.actor_if_any(key).await?.and_then(|read: Read<Actor>| waits_for(&read.value)),
             Job::Forget(forget) => forget.node.clone(),
             Job::Fork(fork) => Some(fork.node.clone()),
-            // Made of operations of its actor.
-            Job::Golden(_) => None,
+            // Made of operations of their actor.
+            Job::Golden(_) | Job::Restart(_) => None,
         };
         Ok(node.is_some_and(|node| owner.out_of_reach.contains(&node) && self.nodes.answers(&node)))
     }

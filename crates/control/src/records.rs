@@ -167,6 +167,17 @@ pub(crate) enum Job {
     Golden(ObjectKey),
     /// Make an actor that continues from what another has.
     Fork(Box<Fork>),
+    /// Start an actor's processes anew.
+    Restart(Restart),
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Restart {
+    pub(crate) actor: ActorKey,
+    /// The very actor: one that is made later under the name is another.
+    pub(crate) uid: ActorUid,
+    pub(crate) force: bool,
 }
 
 /// An actor to be, and the snapshot that its first one is copied from. The copy is named after the operation.

@@ -1,18 +1,21 @@
 //! Starting an actor's processes anew, on the files that it has.
 //!
-//! The wish is in its record first ([`Event::Restart`]), and stays there until a wake has fulfilled it. So whatever is cut off
-//! behind it, here or by a request that comes in between, the next wake is the one that was asked for.
+//! The wish is in its record first ([`Event::Restart`]), and stays there until a wake has fulfilled it: also if a request comes in
+//! between, the next wake is the one that was asked for. With it goes an operation, so that somebody sees to that wake whatever
+//! becomes of who was asked.
 
 use std::sync::Arc;
 
 use ate_actor::{Actor, Event, Intent, Phase, Start};
-use ate_name::ActorKey;
+use ate_name::{ActorKey, OpId};
 use ate_orders::NodeError;
+use ate_store::Change;
 use tokio::time::Instant;
 
 use crate::actors::Versioned;
+use crate::drive::Driver;
 use crate::ledger::Note;
-use crate::records::Read;
+use crate::records::{Job, Read, Restart, encode, operation_key};
 use crate::resume::again;
 use crate::{Code, Control, ControlError};
 
@@ -23,37 +26,59 @@ impl Control {
         let (control, key) = (Arc::clone(self), key.clone());
         // Whoever asks may go away.
         let restarted = self.tasks.spawn(async move {
-            control.wish_for_restart(&key).await?;
-            control.restart(&key, force).await
+            let driver = control.new_operation();
+            let restart = control.wish_for_restart(driver.op, key, force).await?;
+            control.finish_restart(driver, &restart).await
         });
         restarted.await.map_err(|_| ControlError::stopping())?
     }
 
-    async fn wish_for_restart(self: &Arc<Self>, key: &ActorKey) -> Result<(), ControlError> {
+    async fn wish_for_restart(self: &Arc<Self>, op: OpId, key: ActorKey, force: bool) -> Result<Restart, ControlError> {
         loop {
-            let read = self.actor(key).await?;
-            if read.value.fresh && read.value.crashes.is_none() {
-                return Ok(());
-            }
-            match self.transition(&read, Event::Restart, Note::because("Restarting", "asked for")).await {
+            let read = self.actor(&key).await?;
+            let restart = Restart { actor: key.clone(), uid: read.value.uid, force };
+            let record = encode(&self.operation(op, Job::Restart(restart.clone())));
+            let begun = Change::new().create(operation_key(op), record);
+            let note = Note::because("Restarting", "asked for");
+            match self.transition_with(begun, &read, Event::Restart, note).await {
                 Err(error) if error.is_conflict() => {}
-                other => return other.map(drop),
+                other => return other.map(|_| restart),
             }
         }
     }
 
+    /// From the operation on; also where one that was cut off is taken up.
+    pub(crate) async fn finish_restart(
+        self: &Arc<Self>,
+        driver: Driver,
+        restart: &Restart,
+    ) -> Result<Versioned, ControlError> {
+        let restarted = self.restart(restart).await;
+        match &restarted {
+            // Whoever looks after operations goes on with it.
+            Err(error) if error.is_store_away() || self.stopping.is_cancelled() => {}
+            // If it failed whoever asked is told; the wish stays.
+            _ => self.close(driver.op).await?,
+        }
+        restarted
+    }
+
     /// Brings the actor to rest, and wakes it, until somebody has fulfilled the wish.
-    async fn restart(self: &Arc<Self>, key: &ActorKey, force: bool) -> Result<Versioned, ControlError> {
+    async fn restart(self: &Arc<Self>, restart: &Restart) -> Result<Versioned, ControlError> {
+        let Restart { actor: key, uid, force } = restart;
         let (mut deadline, mut tries) = (Instant::now() + self.settings.park, 0);
         loop {
             let notify = self.follower.of(key);
             let changed = notify.notified();
             let read = self.actor(key).await?;
+            if read.value.uid != *uid {
+                return Err(ControlError::actor_not_found(key.name.as_str()));
+            }
             if !read.value.fresh {
                 return Ok(read.into());
             }
             let step = match &read.value.phase {
-                Phase::Running { .. } if force => self.put_down(&read).await,
+                Phase::Running { .. } if *force => self.put_down(&read).await,
                 Phase::Running { .. } => {
                     let saved = self.save(read, Intent::Suspend, "to be restarted").await.map(drop);
                     deadline = Instant::now() + self.settings.park;

@@ -107,7 +107,7 @@ async fn a_restart_starts_the_processes_anew_and_keeps_the_files() {
 }
 
 #[tokio::test]
-async fn a_restart_that_is_cut_off_is_completed_by_the_next_request() {
+async fn a_restart_that_is_cut_off_is_completed_by_the_next_server() {
     let mut machine = one_counter(1).await;
     let first = machine.count("space", "a").await;
     machine.stop().await;
@@ -118,6 +118,12 @@ async fn a_restart_that_is_cut_off_is_completed_by_the_next_request() {
     machine.kill().await;
     machine.set_env("ATE_FAILPOINTS", None);
     machine.restart().await;
+    let anew = || async {
+        let history = machine.history("space", "a").await;
+        let last = |event: &str| history.iter().rposition(|entry| entry.event == event);
+        last("Running") > last("Restarting")
+    };
+    machine.until("it was started anew, though nobody asked for it", anew).await;
     let second = machine.count("space", "a").await;
     assert_eq!((second.memory, second.file), (1, 3), "{second:?}");
     machine.stop().await;
@@ -128,7 +134,7 @@ async fn an_actor_that_crashes_again_and_again_is_left_alone_ever_longer() {
     let mut machine = one_counter(1).await;
     assert_eq!(machine.count("space", "a").await.memory, 1);
     let crashed = async |times: usize| {
-        let _ = machine.get("space", "a", "/exit?code=7").await;
+        let _ = machine.post("space", "a", "/exit?code=7").await;
         let counted = || async {
             machine.history("space", "a").await.iter().filter(|entry| entry.event == "Crashed").count() == times
         };

@@ -23,7 +23,7 @@ use crate::{Code, Control, ControlError};
 /// How far a copy has come.
 enum Copying {
     Done(SnapshotRef),
-    /// It cannot be made: of this source, by this node, or under this operation.
+    /// It cannot be made: of this source, by this node, or, if the copy itself was removed, under this operation.
     Hopeless {
         source_is_gone: bool,
     },
@@ -146,14 +146,18 @@ impl Control {
             match self.nodes.copy(&fork.node, order.clone()).await {
                 Ok(stored) => break stored,
                 Err(NodeError::Refused(text)) => return Err(ControlError::precondition(text)),
-                Err(error) if self.is_hopeless(fork, &error).await => return self.give_up_copying(op, &error).await,
+                Err(error) if self.is_hopeless(fork, &error).await => {
+                    return self.give_up_copying(op, &order.prefix, &error).await;
+                }
                 Err(error) => self.wait_for(op, fork, &error, &mut patience).await?,
             }
         };
         while !durable {
             match self.nodes.upload(&fork.node, &order.prefix).await {
                 Ok(()) => durable = true,
-                Err(error) if self.is_hopeless(fork, &error).await => return self.give_up_copying(op, &error).await,
+                Err(error) if self.is_hopeless(fork, &error).await => {
+                    return self.give_up_copying(op, &order.prefix, &error).await;
+                }
                 Err(error) => self.wait_for(op, fork, &error, &mut patience).await?,
             }
         }
@@ -166,10 +170,14 @@ impl Control {
     }
 
     /// Unless somebody else has brought the operation to its end: then that is why.
-    async fn give_up_copying(&self, op: OpId, error: &NodeError) -> Result<Copying, ControlError> {
+    async fn give_up_copying(&self, op: OpId, copy: &str, error: &NodeError) -> Result<Copying, ControlError> {
         self.is_under_way(op).await?;
-        // This very copy was removed before, by an order of a later time than the store is of now.
-        Ok(Copying::Hopeless { source_is_gone: *error != NodeError::Stale })
+        // Stale: this very copy was removed before, by an order of a later time than the store is of now.
+        let copy_is_gone = match error {
+            NodeError::NoSnapshot(gone) => gone == copy,
+            error => *error == NodeError::Stale,
+        };
+        Ok(Copying::Hopeless { source_is_gone: !copy_is_gone })
     }
 
     async fn is_hopeless(&self, fork: &Fork, error: &NodeError) -> bool {
@@ -285,7 +293,11 @@ impl Control {
         };
         let next = match planned {
             Ok(next) if source_is_gone && next.source == fork.source && next.node == fork.node => {
-                let text = format!("actor {}: snapshot {} is gone", fork.from.name, fork.source.prefix);
+                let ActorKey { atespace, name } = &fork.from;
+                let text = format!(
+                    "actor {name}: snapshot {} is gone\n  go on from what is left of it, then fork: ate resume {name} -a {atespace}",
+                    fork.source.prefix
+                );
                 return self.abandon(&driver, &fork, ControlError::precondition(text)).await;
             }
             Ok(next) => Fork { past: fork.past, ..next },

@@ -178,6 +178,9 @@ impl Control {
             // What is lost was judged in one phase, and is not lost if somebody else has brought it to the next.
             let moved_on = event == Event::Lost && read.value.phase != judged;
             if read.value.generation != generation || moved_on {
+                if read.value.generation > generation {
+                    self.counters.fenced.one();
+                }
                 return Err(ControlError::conflict());
             }
         }

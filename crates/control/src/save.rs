@@ -180,7 +180,8 @@ impl Control {
         let stored = loop {
             match self.nodes.store(&node, order.clone()).await {
                 Ok(stored) => break stored,
-                Err(NodeError::NothingCaptured | NodeError::UnknownNode(_)) => {
+                // Stale: the store is of an earlier time, and knows nothing of its removal.
+                Err(NodeError::NothingCaptured | NodeError::Stale | NodeError::UnknownNode(_)) => {
                     return self.lose(read, "its node no longer has its image").await;
                 }
                 Err(NodeError::Unreachable(_)) if self.is_gone_for_good(&node).await => {

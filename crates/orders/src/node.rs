@@ -286,7 +286,9 @@ pub enum NodeError {
     #[error("the worker hosts somebody else")]
     Busy,
     /// The order is of the past, or the actor is not there (any more).
-    #[error("the node does not have this actor at this generation")]
+    #[error(
+        "the order is of the past: the node does not have this actor at this generation, or was told to forget the snapshot"
+    )]
     Stale,
     /// The actor lives on.
     #[error("the suspend was called off")]

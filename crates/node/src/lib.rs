@@ -32,6 +32,7 @@ mod workers;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use ate_name::{ActorUid, NodeName, ObjectKey, WorkerUid};
 use ate_orders::NodeEvent;
@@ -123,6 +124,10 @@ pub struct Node {
     pools: tokio::sync::watch::Sender<Vec<Pool>>,
     /// Until when its actors may meet others; `None`: always. See [`Node::keep_registered`].
     lease: Mutex<Option<std::time::Duration>>,
+    /// It is one of several, or is about to be.
+    is_registered: AtomicBool,
+    /// How often it began to be heard of.
+    silences: AtomicU64,
     leaving: tokio::sync::watch::Sender<bool>,
     /// Whoever outlived an earlier node is known.
     adopted: tokio_util::sync::CancellationToken,
@@ -164,6 +169,8 @@ impl Node {
             captured: Mutex::default(),
             pools: tokio::sync::watch::Sender::new(Vec::new()),
             lease: Mutex::default(),
+            is_registered: AtomicBool::new(false),
+            silences: AtomicU64::new(0),
             leaving: tokio::sync::watch::Sender::new(false),
             adopted: tokio_util::sync::CancellationToken::new(),
             starting: tokio::sync::Mutex::default(),

@@ -193,7 +193,7 @@ impl Nodes for LocalNode {
         let key = SnapshotKey::parse(prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
         let node = Arc::clone(self.check(node)?);
         let upload = async move {
-            node.snapshots.upload(&key, || node.is_heard()).await.map_err(|error| match error {
+            node.snapshots.upload(&key, || node.heard()).await.map_err(|error| match error {
                 SnapshotError::Missing { key, .. } => NodeError::NoSnapshot(key),
                 error => NodeError::Failed(ate_orders::chain(&error)),
             })

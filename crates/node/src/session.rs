@@ -7,6 +7,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ate_name::{SessionId, WorkerUid};
@@ -42,6 +43,7 @@ pub trait Registry: Send + Sync {
 impl Node {
     /// Says that this node lives, and does what it is told in return, for as long as this is polled.
     pub async fn keep_registered(self: Arc<Self>, registry: Arc<dyn Registry>) -> Result<(), NodeError> {
+        self.is_registered.store(true, Ordering::Relaxed);
         let mut session = self.session()?;
         let (mut beat, mut noting) = (self.beat(), None);
         let mut leaving = self.leaving.subscribe();
@@ -95,7 +97,10 @@ impl Node {
     }
 
     fn serve_until(self: &Arc<Self>, until: Duration) {
-        *self.lease.lock() = Some(until);
+        let before = self.lease.lock().replace(until);
+        if before.is_none_or(|before| before <= ate_sys::since_boot()) {
+            self.silences.fetch_add(1, Ordering::Relaxed);
+        }
         // Each by itself: one that stands still must not keep the others, nor the next renewal, waiting.
         for handle in self.handles() {
             let node = Arc::clone(self);
@@ -104,9 +109,14 @@ impl Node {
         }
     }
 
-    /// Whether nobody can have given it up: it was heard of late, or is the only one.
-    pub(crate) fn is_heard(&self) -> bool {
-        self.lease.lock().is_none_or(|until| ate_sys::since_boot() < until)
+    /// If it is heard of, or is the only one: how often it was not. Whoever finds the same twice knows that nobody can have given
+    /// it up in between.
+    pub(crate) fn heard(&self) -> Option<u64> {
+        let heard = match *self.lease.lock() {
+            Some(until) => ate_sys::since_boot() < until,
+            None => !self.is_registered.load(Ordering::Relaxed),
+        };
+        heard.then(|| self.silences.load(Ordering::Relaxed))
     }
 
     pub(crate) async fn tell_lease(&self, handle: &Handle) -> Result<(), NodeError> {

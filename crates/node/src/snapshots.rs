@@ -40,7 +40,9 @@ pub enum SnapshotError {
     Unusable { key: String, reason: String },
     #[error("snapshot {key} is not in {whence}")]
     Missing { key: String, whence: String },
-    #[error("this node was not heard of when the upload of snapshot {key} ended: it is asked for again once it is")]
+    #[error(
+        "this node was not heard of all the while that snapshot {key} was uploaded: it is asked for again once it is"
+    )]
     Unheard { key: String },
     #[error("durable storage failed for snapshot {key}")]
     Storage { key: String, source: Box<ate_blob::BlobError> },

@@ -69,9 +69,9 @@ fn storage(key: &SnapshotKey) -> impl Fn(BlobError) -> SnapshotError {
 }
 
 impl Snapshots {
-    /// Brings a snapshot of this disk to durable storage: its files, then its manifest. If `is_heard` says no by then, the node
-    /// may have been given up meanwhile, and the snapshot removed there by another: it stays marked, and so it is found.
-    pub(crate) async fn upload(&self, key: &SnapshotKey, is_heard: impl Fn() -> bool) -> Result<(), SnapshotError> {
+    /// Brings a snapshot of this disk to durable storage: its files, then its manifest. If `heard` says something else by then,
+    /// the node may have been given up meanwhile, and the snapshot removed there by another: it stays marked, and so it is found.
+    pub(crate) async fn upload(&self, key: &SnapshotKey, heard: impl Fn() -> Option<u64>) -> Result<(), SnapshotError> {
         let Some(blobs) = &self.blobs else { return Ok(()) };
         let flight = self.flights.of(key);
         let _one = flight.lock().await;
@@ -90,13 +90,15 @@ impl Snapshots {
         };
         let manifest = Manifest::read_unverified(&bytes)
             .map_err(|error| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() })?;
+        let unheard = || SnapshotError::Unheard { key: key.to_string() };
+        let before = heard().ok_or_else(unheard)?;
         for file in &manifest.files {
             let source = File::open(directory.join(file.name.as_str())).map_err(io("open a file"))?;
             blobs.put_new(&object(key, file.name.as_str())?, source).await.map_err(storage(key))?;
         }
         blobs.put_new(&object(key, MANIFEST)?, Bytes::from(bytes)).await.map_err(storage(key))?;
-        if !is_heard() {
-            return Err(SnapshotError::Unheard { key: key.to_string() });
+        if heard() != Some(before) {
+            return Err(unheard());
         }
         self.is_durable(key);
         Ok(())

@@ -14,6 +14,7 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where the suite gets orders that the implementation can carry out.
+#[async_trait::async_trait]
 pub trait Subject: Send + Sync {
     fn nodes(&self) -> &dyn Nodes;
 
@@ -28,6 +29,9 @@ pub trait Subject: Send + Sync {
     fn sealed_key(&self, actor: ActorUid) -> String;
 
     fn prefix(&self, identity: &Identity, op: OpId) -> String;
+
+    /// From here on the node is heard of, as it was from the beginning, or has not been for so long that it may be given up.
+    async fn is_heard(&self, heard: bool);
 }
 
 struct Story<'a> {
@@ -56,6 +60,8 @@ pub async fn keeps_its_promises(subject: &dyn Subject) {
     story.is_copied(&at).await;
     story.is_let_go_of(two).await;
     story.is_not_stored_once_forgotten(two).await;
+    story.is_carried_out_though_nobody_waits(two).await;
+    story.is_not_durable_while_nobody_hears(two).await;
     story.is_forgotten(one, &at).await;
 }
 
@@ -162,7 +168,10 @@ impl Story<'_> {
         let again = self.nodes.copy(&self.node, order.clone()).await.expect("it is there");
         assert_eq!(copied.manifest, again.manifest);
         assert!(self.report().await.only_here.contains(&order.prefix));
-        self.is_copied_though_nobody_waits(&order, &to).await;
+        let behind = CopyOrder { prefix: self.subject.prefix(&to, op(18)), ..order.clone() };
+        nobody_waits(self.nodes.copy(&self.node, behind.clone())).await;
+        self.until("the copy is made", async || self.is_only_here(&behind.prefix).await).await;
+        assert_eq!(self.nodes.forget(&self.node, None, vec![behind.prefix]).await, Ok(()));
         let gone = SnapshotAt { prefix: self.subject.prefix(&to, op(12)), manifest: at.manifest };
         let (from, prefix) = (gone.clone(), self.subject.prefix(&to, op(13)));
         let refused = self.nodes.copy(&self.node, CopyOrder { from, prefix, ..order.clone() }).await;
@@ -184,15 +193,6 @@ impl Story<'_> {
         }
     }
 
-    /// Whoever gave the order goes away as soon as it is given.
-    async fn is_copied_though_nobody_waits(&self, order: &CopyOrder, to: &Identity) {
-        let order = CopyOrder { prefix: self.subject.prefix(to, op(18)), ..order.clone() };
-        let given = tokio::time::timeout(Duration::ZERO, self.nodes.copy(&self.node, order.clone())).await;
-        assert!(given.is_err(), "a copy takes its time");
-        self.until("the copy that nobody waits for is made", async || self.is_only_here(&order.prefix).await).await;
-        assert_eq!(self.nodes.forget(&self.node, None, vec![order.prefix]).await, Ok(()));
-    }
-
     async fn is_let_go_of(&self, two: WorkerUid) {
         self.capture(two, &self.actor(1, 3), op(14)).await.expect("it is captured");
         for _ in 0..2 {
@@ -212,6 +212,52 @@ impl Story<'_> {
         assert!(!self.is_only_here(&prefix).await);
         assert_eq!(self.nodes.release(&self.node, op(20)).await, Ok(()));
         self.lets_go_of(op(20)).await;
+    }
+
+    async fn is_carried_out_though_nobody_waits(&self, two: WorkerUid) {
+        let order = self.activate_order(two, self.actor(7, 1), op(21), self.subject.boot());
+        nobody_waits(self.activate(&order)).await;
+        self.until("it comes in", async || self.hosted(two).await.as_ref() == Some(&order.identity)).await;
+        nobody_waits(self.capture(two, &order.identity, op(22))).await;
+        let is_captured = async || self.hosted(two).await.is_none() && self.report().await.holding.contains(&op(22));
+        self.until("it is captured", is_captured).await;
+        nobody_waits(self.store(&order.identity, op(22))).await;
+        let prefix = self.subject.prefix(&order.identity, op(22));
+        self.until("it is stored", async || self.is_only_here(&prefix).await).await;
+        nobody_waits(self.nodes.upload(&self.node, &prefix)).await;
+        self.until("it is durable", async || !self.is_only_here(&prefix).await).await;
+        nobody_waits(self.nodes.forget(&self.node, None, vec![prefix.clone()])).await;
+        let is_gone =
+            async || self.nodes.upload(&self.node, &prefix).await == Err(NodeError::NoSnapshot(prefix.clone()));
+        self.until("it is removed", is_gone).await;
+
+        let order = self.activate_order(two, self.actor(7, 2), op(23), self.subject.boot());
+        self.activate(&order).await.expect("the worker is free");
+        self.capture(two, &order.identity, op(24)).await.expect("it is captured");
+        nobody_waits(self.nodes.release(&self.node, op(24))).await;
+        self.lets_go_of(op(24)).await;
+        let order = self.activate_order(two, self.actor(7, 3), op(25), self.subject.boot());
+        self.activate(&order).await.expect("the worker is free");
+        let Identity { uid, generation, .. } = order.identity;
+        nobody_waits(self.nodes.discard(&self.node, two, uid, generation)).await;
+        self.until("it is ended", async || self.hosted(two).await.is_none()).await;
+    }
+
+    /// Whoever gave the node up meanwhile may have removed it from durable storage: it counts as brought there when somebody
+    /// hears of that.
+    async fn is_not_durable_while_nobody_hears(&self, two: WorkerUid) {
+        let order = self.activate_order(two, self.actor(8, 1), op(26), self.subject.boot());
+        self.activate(&order).await.expect("the worker is free");
+        self.capture(two, &order.identity, op(27)).await.expect("it is captured");
+        self.store(&order.identity, op(27)).await.expect("it is stored");
+        let prefix = self.subject.prefix(&order.identity, op(27));
+        self.subject.is_heard(false).await;
+        let uploaded = self.nodes.upload(&self.node, &prefix).await;
+        assert!(matches!(uploaded, Err(NodeError::Failed(_))), "{uploaded:?}");
+        assert!(self.is_only_here(&prefix).await);
+        self.subject.is_heard(true).await;
+        assert_eq!(self.nodes.upload(&self.node, &prefix).await, Ok(()));
+        assert!(!self.is_only_here(&prefix).await);
     }
 
     /// Wherever it is; and what is not there is no error.
@@ -287,6 +333,11 @@ impl Story<'_> {
         };
         self.nodes.store(&self.node, order).await
     }
+}
+
+/// Whoever gave the order goes away as soon as it is given.
+async fn nobody_waits<T>(order: impl Future<Output = T>) {
+    let _ = tokio::time::timeout(Duration::ZERO, order).await;
 }
 
 fn op(number: u8) -> OpId {

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ate_blob::{Backend, Blobs};
-use ate_name::{ActorUid, Digest, NodeName, ObjectKey, OpId, TemplateUid};
-use ate_node::{LocalNode, Node, Pool};
+use ate_name::{ActorUid, Digest, NodeName, ObjectKey, OpId, SessionId, TemplateUid};
+use ate_node::{LocalNode, Node, Pool, Registry, Renewed};
 use ate_orders::conformance::{Subject, keeps_its_promises};
-use ate_orders::{Container, Identity, Nodes, Readyz, Runtime, RuntimeAsset, Source, Workload};
+use ate_orders::{Container, Identity, NODE_SERVES_FOR, Nodes, Readyz, Runtime, RuntimeAsset, Source, Workload};
 use ate_snapshot::{DataKey, InstanceKey, Location, SnapshotId, SnapshotKey};
 use base64::Engine as _;
 use futures::FutureExt as _;
@@ -29,8 +30,27 @@ struct Real {
     node: LocalNode,
     image: String,
     runtime: Runtime,
+    ear: Arc<Ear>,
 }
 
+/// A control plane that hears the node, or does not.
+struct Ear {
+    hears: AtomicBool,
+    heard: AtomicU64,
+}
+
+#[async_trait::async_trait]
+impl Registry for Ear {
+    async fn renew(&self, _: SessionId, _: bool, _: u64) -> Result<Renewed, String> {
+        if !self.hears.load(Ordering::Relaxed) {
+            return Err("it is deaf".to_owned());
+        }
+        let beat = self.heard.fetch_add(1, Ordering::Relaxed) + 1;
+        Ok(Renewed::Kept { pools: vec![pool()], surplus: Vec::new(), beat })
+    }
+}
+
+#[async_trait::async_trait]
 impl Subject for Real {
     fn nodes(&self) -> &dyn Nodes {
         &self.node
@@ -76,6 +96,25 @@ impl Subject for Real {
         let location = Location::parse("gs://snapshots/counter").expect("a location");
         SnapshotKey { location, actor: identity.key.clone(), id }.to_string()
     }
+
+    async fn is_heard(&self, heard: bool) {
+        let before = self.ear.heard.load(Ordering::Relaxed);
+        self.ear.hears.store(heard, Ordering::Relaxed);
+        if !heard {
+            // What it was told last holds for so long, and one more answer may be on its way.
+            return tokio::time::sleep(2 * NODE_SERVES_FOR).await;
+        }
+        let begun = Instant::now();
+        // The second time it has taken in what it was told the first time.
+        while self.ear.heard.load(Ordering::Relaxed) < before + 2 {
+            assert!(begun.elapsed() < PATIENCE, "it does not say that it lives");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+fn pool() -> Pool {
+    Pool { key: ObjectKey::new("demo", "counter"), workers: 2, memory_limit: None, cpu_limit_millis: None }
 }
 
 fn runtime() -> Runtime {
@@ -116,12 +155,7 @@ async fn open(directory: &Path) -> Arc<Node> {
     })
     .expect("a node");
     tokio::spawn(async move { while events.recv().await.is_some() {} });
-    node.set_pools(vec![Pool {
-        key: ObjectKey::new("demo", "counter"),
-        workers: 2,
-        memory_limit: None,
-        cpu_limit_millis: None,
-    }]);
+    node.set_pools(vec![pool()]);
     tokio::spawn(Arc::clone(&node).keep_workers());
     let begun = Instant::now();
     while node.workers().len() < 2 {
@@ -137,9 +171,12 @@ async fn a_real_node_keeps_the_promises_that_the_simulation_relies_on() {
     std::fs::create_dir(directory.path().join("storage")).expect("a directory");
     let node = open(directory.path()).await;
     let image = ate_testkit::counter_image(directory.path());
-    let real = Real { node: LocalNode(Arc::clone(&node)), image, runtime: runtime() };
+    let ear = Arc::new(Ear { hears: AtomicBool::new(true), heard: AtomicU64::new(0) });
+    let registered = tokio::spawn(Arc::clone(&node).keep_registered(ear.clone()));
+    let real = Real { node: LocalNode(Arc::clone(&node)), image, runtime: runtime(), ear };
     let kept = AssertUnwindSafe(keeps_its_promises(&real)).catch_unwind().await;
     // Also when it does not: workers outlive a node that is gone.
+    registered.abort();
     node.stop(&[]).await;
     kept.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
 }

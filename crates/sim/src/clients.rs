@@ -149,6 +149,10 @@ impl Clients {
         }
     }
 
+    pub(crate) fn route(&self, key: &ActorKey) -> Option<Assigned> {
+        self.routes.lock().get(key).cloned()
+    }
+
     /// Counts once; `true` if it was answered.
     pub(crate) async fn request(&self, key: &ActorKey) -> bool {
         let begun = self.world.micros();

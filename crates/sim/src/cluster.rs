@@ -71,6 +71,8 @@ struct Worker {
     /// Being filled by an activation, or full.
     taken: bool,
     arriving: Option<Identity>,
+    /// It has all it needs, and no longer its node.
+    restoring: bool,
     retained: BTreeMap<OpId, App>,
     /// The newest generation of each actor that was here.
     been_here: BTreeMap<ActorUid, Generation>,
@@ -79,6 +81,11 @@ struct Worker {
 }
 
 impl Node {
+    /// If it is heard of: how often it was not.
+    fn heard(&self) -> Option<u64> {
+        (Instant::now() < self.until).then_some(self.silences)
+    }
+
     /// On its disk, or in durable storage.
     fn find(&self, at: &SnapshotAt, storage: &mut Storage) -> Result<Snapshot, NodeError> {
         let found = match self.disk.get(&at.prefix) {
@@ -106,6 +113,8 @@ struct Node {
     beat: u64,
     /// Serves until then.
     until: Instant,
+    /// How often it began to be heard of.
+    silences: u64,
     workers: BTreeMap<WorkerUid, Worker>,
     in_hand: BTreeMap<OpId, App>,
     disk: BTreeMap<String, Snapshot>,
@@ -165,6 +174,7 @@ impl Cluster {
                 session: SessionId::from_random(cluster.world.dice.bytes()),
                 beat: 0,
                 until: Instant::now(),
+                silences: 0,
                 workers: (0..workers).map(|_| cluster.new_worker()).collect(),
                 in_hand: BTreeMap::new(),
                 disk: BTreeMap::new(),
@@ -191,6 +201,7 @@ impl Cluster {
                 sandbox: None,
                 taken: false,
                 arriving: None,
+                restoring: false,
                 retained: BTreeMap::new(),
                 been_here: BTreeMap::new(),
                 ended: BTreeMap::new(),
@@ -287,7 +298,9 @@ impl Cluster {
             node.forgotten = Recent::default();
             node.aborted.clear();
             for worker in node.workers.values_mut() {
-                (worker.taken, worker.arriving) = (worker.sandbox.is_some(), None);
+                (worker.taken, worker.arriving) = (worker.sandbox.is_some() || worker.restoring, None);
+                // What the node was told, the worker was not.
+                worker.ended.clear();
             }
         }
     }
@@ -394,6 +407,7 @@ impl Cluster {
             // It learns with that how many it should have. Orders for those of before may still be on their way.
             let missing = self.workers.saturating_sub(node.workers.len());
             node.workers.extend((0..missing).map(|_| self.new_worker()));
+            node.silences += u64::from(node.until <= Instant::now());
             node.until = node.until.max(asked + NODE_SERVES_FOR);
         }
     }
@@ -502,7 +516,11 @@ impl Cluster {
         }
     }
 
-    fn only_on(&self, name: &NodeName) -> Vec<String> {
+    pub(crate) fn is_restoring(&self, name: &NodeName) -> bool {
+        self.nodes.lock().get(name).is_some_and(|node| node.workers.values().any(|worker| worker.restoring))
+    }
+
+    pub(crate) fn only_on(&self, name: &NodeName) -> Vec<String> {
         let nodes = self.nodes.lock();
         let disk = nodes.get(name).into_iter().flat_map(|node| &node.disk);
         disk.filter(|(_, snapshot)| !snapshot.uploaded).map(|(prefix, _)| prefix.clone()).collect()

@@ -295,7 +295,7 @@ impl Simulation {
             }
             13 => {
                 if let Some(replica) = dice.pick(&self.clients.living()) {
-                    replica.set_clock(&self.world);
+                    replica.set_clock(&self.world, replica::some_minutes(&self.world));
                 }
             }
             14 | 15 => {

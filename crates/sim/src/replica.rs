@@ -61,7 +61,7 @@ impl ate_control::World for ItsWorld {
 }
 
 /// A few, ahead or behind.
-fn some_minutes(world: &World) -> jiff::SignedDuration {
+pub(crate) fn some_minutes(world: &World) -> jiff::SignedDuration {
     jiff::SignedDuration::from_mins(i64::try_from(world.dice.below(10)).unwrap_or(0) - 5)
 }
 
@@ -105,8 +105,7 @@ impl Replica {
     }
 
     /// Somebody sets its clock.
-    pub(crate) fn set_clock(&self, world: &World) {
-        let skew = some_minutes(world);
+    pub(crate) fn set_clock(&self, world: &World, skew: jiff::SignedDuration) {
         world.say(format_args!("the clock of {} is off by {skew:?}", self.name));
         *self.skew.lock() = skew;
     }
@@ -326,6 +325,10 @@ mod tests {
 
     struct Simulated(NodesWire);
 
+    /// Longer than all of it takes.
+    const HEARD_FOR: Duration = Duration::from_secs(600);
+
+    #[async_trait::async_trait]
     impl Subject for Simulated {
         fn nodes(&self) -> &dyn Nodes {
             &self.0
@@ -362,6 +365,14 @@ mod tests {
         fn prefix(&self, identity: &Identity, op: OpId) -> String {
             format!("gs://sim/{}/{op}", identity.uid)
         }
+
+        async fn is_heard(&self, heard: bool) {
+            if heard {
+                self.0.cluster.renewed(&self.node(), tokio::time::Instant::now() + HEARD_FOR, 1);
+            } else {
+                tokio::time::sleep(2 * HEARD_FOR).await;
+            }
+        }
     }
 
     #[test]
@@ -371,12 +382,11 @@ mod tests {
             let cluster = Cluster::new(Arc::clone(&world), 1, 2);
             let store = Shared::new(Arc::clone(&world));
             cluster.store.set(Arc::clone(&store)).expect("set once");
-            // Heard once, for longer than all of it takes.
-            let node = cluster.names().into_iter().next().expect("there is one");
-            cluster.renewed(&node, tokio::time::Instant::now() + Duration::from_secs(600), 1);
             let process = Arc::new(Process::default());
             let replica = "replica".to_owned();
-            keeps_its_promises(&Simulated(NodesWire { cluster, store, world, process, replica })).await;
+            let simulated = Simulated(NodesWire { cluster, store, world, process, replica });
+            simulated.is_heard(true).await;
+            keeps_its_promises(&simulated).await;
         });
     }
 }

@@ -3,15 +3,19 @@
 //! Two replicas, calm weather. The first does what is asked and dies where the scenario says; the second is all that is
 //! left. [`Stage`] says what is done; each test of `tests/windows.rs` is one row of `docs/faults.md`.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ate_actor::{Actor, Event, Intent, Phase};
-use ate_control::{Asked, Assignee, AuditEntry, ControlError, NodeRecord, Quota, Replicas, Settings, WorkerRecord};
+use ate_control::{
+    Asked, Assigned, Assignee, AuditEntry, ControlError, NodeRecord, Quota, Replicas, Settings, WorkerRecord,
+};
 use ate_name::{ActorKey, ActorUid, Generation, NodeName};
 use ate_store::{Change, Key, Kind, Record, Store};
 
 use crate::clients::SPACE;
+use crate::cluster::Met;
 use crate::replica::{Replica, SETTINGS};
 use crate::{CALM, Outcome, Simulation};
 
@@ -189,6 +193,15 @@ impl Stage {
         Some((actor, count))
     }
 
+    /// Has the copy for the fork removed, as by an order of a time that the store no longer knows of.
+    pub async fn remove_the_copy(&self) {
+        let Simulation { cluster, .. } = &self.simulation;
+        for node in self.nodes() {
+            let copies = cluster.only_on(&node).into_iter().filter(|prefix| prefix.contains("/copy/"));
+            cluster.forget(&node, &copies.collect::<Vec<_>>(), &BTreeSet::new()).await.expect("it is reached");
+        }
+    }
+
     pub async fn unstick(&self) -> Option<Result<Actor, ControlError>> {
         let asked = Asked::by("sim", "it hangs").expect("a line");
         let unstuck = self.at_first(async |first| first.control.unstick_actor(&self.actor, &asked).await).await;
@@ -256,11 +269,36 @@ impl Stage {
         store.memory.commit(change).await.expect("memory does not fail");
     }
 
-    /// Writes a pool that no replica can read, as a newer build might, or takes it away again.
+    /// Writes records that no replica can read, as a newer build might, or takes them away again.
     pub async fn write_what_nobody_can_read(&self, there: bool) {
-        let pool = Key::parse(Kind::Pool, "sim/of-another-time").expect("a name");
-        let change = if there { Change::new().put(pool, "{}") } else { Change::new().delete(pool) };
+        let worker = ate_name::WorkerUid::from_random([9; 16]).to_string();
+        for (kind, path) in [
+            (Kind::Pool, "sim/of-another-time"),
+            (Kind::Worker, &worker),
+            (Kind::Actor, "space/of-another-time"),
+            (Kind::Replica, "of-another-time"),
+        ] {
+            let key = Key::parse(kind, path).expect("a key");
+            let change = if there { Change::new().put(key, "{}") } else { Change::new().delete(key) };
+            self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+        }
+        self.sleep(5).await;
+    }
+
+    /// All feeds of the store end, while it is away for a while, and one more replica comes.
+    pub async fn begin_anew(&self) {
+        self.store_away(true);
+        let key = Key::parse(Kind::Config, "of-another-time").expect("a key");
+        // More at once than a feed keeps.
+        for _ in 0..200 {
+            let change = Change::new().put(key.clone(), "{}");
+            self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+        }
+        let change = Change::new().delete(key);
         self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+        self.sleep(5).await;
+        self.store_away(false);
+        self.simulation.start_replica();
         self.sleep(5).await;
     }
 
@@ -428,8 +466,62 @@ impl Stage {
 
     /// Ends the worker that hosts the actor.
     pub async fn kill_its_worker(&self) {
-        if let Some(lease) = self.actor().await.as_ref().and_then(Actor::lease) {
-            self.simulation.cluster.kill_this_worker(&lease.node, lease.worker);
+        let actor = self.actor().await.expect("it is there");
+        let lease = actor.lease().expect("it is in a worker");
+        self.simulation.cluster.kill_this_worker(&lease.node, lease.worker);
+    }
+
+    pub async fn generation(&self) -> u64 {
+        self.actor().await.expect("it is there").generation.get()
+    }
+
+    /// Until a worker there has all it needs to restore somebody.
+    pub async fn until_restoring(&self, node: &NodeName) {
+        let until = tokio::time::Instant::now() + CALM;
+        while !self.simulation.cluster.is_restoring(node) {
+            assert!(tokio::time::Instant::now() < until, "{}\nnever restoring", self.simulation.world.trace());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Whether the actor is in one of its workers, at its generation.
+    pub async fn is_hosted(&self, node: &NodeName) -> bool {
+        let actor = self.actor().await.expect("it is there");
+        let its =
+            |identity: &ate_orders::Identity| identity.uid == actor.uid && identity.generation == actor.generation;
+        self.simulation.cluster.hosted().iter().any(|(at, _, identity)| at == node && its(identity))
+    }
+
+    /// Where a router believes the actor to be.
+    pub fn route(&self) -> Assigned {
+        self.simulation.clients.route(&self.actor).expect("it was asked")
+    }
+
+    /// Until no worker is free.
+    pub async fn wake_the_others(&self) {
+        let clients = &self.simulation.clients;
+        for other in clients.actors.iter().filter(|other| **other != self.actor) {
+            let woken = clients.call(async |replica| replica.control.resume_actor(other, false).await).await;
+            if woken.expect("nobody died").is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Whether whoever follows this route meets nobody, though another actor is there.
+    pub async fn is_refused_where_somebody_else_is(&self, route: &Assigned) -> bool {
+        let Simulation { cluster, .. } = &self.simulation;
+        let path = format!("{:?}", route.ingress);
+        let somebody = cluster.hosted().into_iter().find(|(_, worker, _)| path.contains(&worker.to_string()));
+        let (_, _, identity) = somebody.expect("somebody is there");
+        assert_ne!(identity.uid, route.uid, "somebody else");
+        matches!(cluster.request(&route.ingress, route.uid, route.generation).await, Met::Stale)
+    }
+
+    /// So many minutes off, each.
+    pub fn set_clocks(&self, minutes: [i64; 2]) {
+        for (replica, minutes) in self.simulation.clients.living().into_iter().zip(minutes) {
+            replica.set_clock(&self.simulation.world, jiff::SignedDuration::from_mins(minutes));
         }
     }
 

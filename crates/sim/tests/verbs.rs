@@ -139,7 +139,7 @@ fn a_restart_keeps_the_files_and_nothing_else() {
 }
 
 #[test]
-fn a_restart_that_is_cut_off_is_completed_by_the_next_wake() {
+fn a_restart_that_is_cut_off_is_completed_by_another_replica() {
     for point in [
         "after commit of running",
         "after commit of suspending",
@@ -155,11 +155,7 @@ fn a_restart_that_is_cut_off_is_completed_by_the_next_wake() {
             stage.die_when(point);
             assert!(!stage.restart(false).await);
             assert!(stage.is_first_dead().await, "it never came to {point}");
-            if point == "after commit of running" {
-                // Only the wish is there: it runs on until it is put to rest.
-                stage.until_suspended().await;
-            }
-            stage.until("at rest or running", |actor| actor.phase.operation().is_none()).await;
+            stage.until("started anew", |actor| !actor.fresh && actor.phase.operation().is_none()).await;
             assert_eq!(counted_anew(stage, before).await, (3, true), "{point}");
         });
     }
@@ -256,6 +252,18 @@ fn a_fork_whose_snapshot_is_replaced_begins_again_with_the_new_one() {
         stage.suspend_elsewhere().await;
         let (_, count) = stage.forked().await.expect("it is made");
         assert_eq!(count, 2, "the snapshot of before is gone");
+    });
+}
+
+#[test]
+fn a_fork_whose_copy_was_removed_begins_again_under_another_operation() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        stage.die_when("after copy");
+        assert!(stage.fork().await.is_none());
+        // Before anybody takes over; whoever does may not make it once more, and what it is of is still there.
+        stage.remove_the_copy().await;
+        assert_eq!(stage.forked().await.map(|(_, count)| count), Some(1));
     });
 }
 
@@ -432,14 +440,18 @@ fn a_record_that_cannot_be_read_keeps_nobody_from_hearing_of_the_others() {
     play(async |stage: &Stage| {
         assert!(stage.suspend().await);
         stage.write_what_nobody_can_read(true).await;
-        // Told to one of them: the other hears of it, or would wake somebody.
-        stage.set_quota(Quota { running: Some(0), ..Quota::default() }).await;
-        let resumed = stage.suspend_and_resume_at_each().await;
-        assert!(resumed.len() > 1, "there are several");
-        for error in resumed {
-            assert_eq!(error.expect_err("it knows of the quota").code, Code::ResourceExhausted);
+        // Told to one of them: the others hear of it, or would wake somebody.
+        for replicas in [2, 3] {
+            stage.set_quota(Quota { running: Some(0), ..Quota::default() }).await;
+            stage.sleep(5).await;
+            let resumed = stage.suspend_and_resume_at_each().await;
+            assert_eq!(resumed.len(), replicas);
+            for error in resumed {
+                assert_eq!(error.expect_err("it knows of the quota").code, Code::ResourceExhausted);
+            }
+            stage.set_quota(Quota::default()).await;
+            stage.begin_anew().await;
         }
-        stage.set_quota(Quota::default()).await;
         stage.write_what_nobody_can_read(false).await;
         assert_eq!(stage.count().await, 2);
     });

@@ -2,17 +2,19 @@
 
 use ate_actor::Phase;
 use ate_name::NodeName;
-use ate_sim::scenario::{Stage, play, play_alone};
+use ate_sim::scenario::{Stage, play, play_alone, play_with};
 
 /// The first replica dies at the point while it resumes a suspended actor; the other brings it to an end.
-fn resume_survives(point: &str) {
+fn resume_survives(point: &str) -> u64 {
     play(async |stage: &Stage| {
         assert!(stage.suspend().await);
+        let before = stage.generation().await;
         stage.die_when(point);
         stage.resume().await;
         assert!(stage.is_first_dead().await, "it never came to {point}");
         assert_eq!(stage.count().await, 2, "what was counted before the suspend is there");
-    });
+        stage.generation().await - before
+    })
 }
 
 /// The same while it suspends a running one.
@@ -40,13 +42,14 @@ fn window_02_a_bound_actor_whose_order_was_never_given() {
 
 #[test]
 fn window_03_the_node_did_it_and_nobody_heard() {
-    resume_survives("after activate");
+    assert_eq!(resume_survives("after activate"), 1, "what runs is found, and nothing is restored over it");
 }
 
 #[test]
 fn window_04_it_runs_and_that_is_not_written_down() {
-    resume_survives("before commit of running");
-    resume_survives("after commit of running");
+    for point in ["before commit of running", "after commit of running"] {
+        assert_eq!(resume_survives(point), 1, "what runs is found, and nothing is restored over it");
+    }
 }
 
 #[test]
@@ -91,40 +94,65 @@ fn window_08_the_worker_is_free_with_the_commit_that_says_so() {
 
 #[test]
 fn window_09_a_pause_cut_off_anywhere() {
-    for point in ["before capture", "after capture", "after commit of saving", "after store", "after commit of paused"]
-    {
+    for point in [
+        "before commit of suspending",
+        "after commit of suspending",
+        "before capture",
+        "after capture",
+        "before commit of saving",
+        "after commit of saving",
+        "before store",
+        "after store",
+        "before commit of paused",
+        "after commit of paused",
+    ] {
         play(async |stage: &Stage| {
             assert_eq!(stage.count().await, 2);
             stage.die_when(point);
             stage.pause().await;
             assert!(stage.is_first_dead().await, "it never came to {point}");
-            stage.until("paused", |actor| actor.phase == Phase::Paused).await;
+            if point != "before commit of suspending" {
+                stage.until("paused", |actor| actor.phase == Phase::Paused).await;
+            }
             assert_eq!(stage.count().await, 3);
         });
     }
 }
 
 #[test]
-fn window_10_its_worker_goes_in_the_middle() {
-    for (phase, counts) in [("resuming", [2, 3]), ("suspending", [2, 3])] {
+fn window_10_its_worker_goes_while_it_is_woken() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        let killed = async {
+            stage.until("in a worker", |actor| matches!(actor.phase, Phase::Resuming { lease: Some(_), .. })).await;
+            stage.kill_its_worker().await;
+        };
+        tokio::join!(stage.resume(), killed);
+        stage.until("out of it", |actor| actor.phase.operation().is_none()).await;
+        assert_eq!(stage.count().await, 2, "from the last acknowledged snapshot");
+    });
+}
+
+#[test]
+fn window_10_its_worker_goes_while_it_is_put_to_rest() {
+    for pauses in [false, true] {
         play(async |stage: &Stage| {
             assert!(stage.suspend().await);
-            if phase == "suspending" {
-                assert!(stage.resume().await);
-            }
-            let asked = async {
-                match phase {
-                    "resuming" => stage.resume().await,
-                    _ => stage.suspend().await,
-                }
-            };
+            assert_eq!(stage.count().await, 2);
+            let asked = async { if pauses { stage.pause().await } else { stage.suspend().await } };
             let killed = async {
-                stage.until(phase, |actor| actor.phase.operation().is_some()).await;
+                stage.until("still in it", |actor| matches!(actor.phase, Phase::Suspending { .. })).await;
                 stage.kill_its_worker().await;
             };
-            tokio::join!(asked, killed);
+            let (acknowledged, ()) = tokio::join!(asked, killed);
+            assert!(!acknowledged, "nothing was saved");
             stage.until("out of it", |actor| actor.phase.operation().is_none()).await;
-            assert_eq!([stage.count().await, stage.count().await], counts, "from the last acknowledged snapshot");
+            assert_eq!(stage.counted("ate_actors_lost_total"), 1);
+            assert_eq!(
+                stage.count().await,
+                2,
+                "from the last acknowledged snapshot: what came after it went with the worker"
+            );
         });
     }
 }
@@ -147,9 +175,11 @@ fn window_12_the_node_is_restarted_in_the_middle_of_a_restore() {
         let node = stage.node().await;
         let resumed = stage.resume();
         let restarted = async {
-            stage.until("resuming", |actor| actor.lease().is_some()).await;
+            stage.until_restoring(&node).await;
             stage.kill_node(&node);
+            // The worker goes on, and nobody hears of it.
             stage.sleep(2).await;
+            assert!(stage.is_hosted(&node).await);
             stage.start_node(&node);
         };
         tokio::join!(resumed, restarted);
@@ -230,7 +260,18 @@ fn window_15_a_node_is_lost_before_a_pause_is_durable() {
 }
 
 #[test]
-fn window_16_a_route_of_the_past_is_refused_by_the_worker() {
+fn window_16_a_route_of_the_past_is_refused_by_the_worker_that_has_somebody_else() {
+    play_with(12, async |stage: &Stage| {
+        assert_eq!(stage.count().await, 2);
+        let route = stage.route();
+        assert!(stage.suspend().await);
+        stage.wake_the_others().await;
+        assert!(stage.is_refused_where_somebody_else_is(&route).await);
+    });
+}
+
+#[test]
+fn window_16_a_route_of_the_past_is_refused_by_a_worker_that_is_free() {
     // The client keeps its route; whoever serves is checked against the store at every request.
     play(async |stage: &Stage| {
         for expected in 2..6 {
@@ -289,6 +330,9 @@ fn window_18_a_delete_and_a_resume_at_once() {
 #[test]
 fn window_19_a_golden_snapshot_cut_off_anywhere() {
     for point in [
+        // That it is there, and not that its template waits for it.
+        "after commit of suspended",
+        "before commit of resuming",
         "after commit of resuming",
         "after activate",
         "after capture",
@@ -325,13 +369,17 @@ fn window_19_a_golden_snapshot_cut_off_anywhere() {
 
 #[test]
 fn window_20_clocks_that_disagree() {
-    // Every replica's clock is off by some minutes, in every run; this one changes hands more often.
     play(async |stage: &Stage| {
-        stage.kill_first();
-        for expected in 2..5 {
+        stage.set_clocks([5, -5]);
+        for expected in 2..6 {
+            for resumed in stage.suspend_and_resume_at_each().await {
+                assert!(resumed.is_ok(), "{resumed:?}");
+            }
             assert_eq!(stage.count().await, expected);
-            stage.until_suspended().await;
         }
+        stage.crash().await;
+        stage.until_suspended().await;
+        assert!(stage.refusal().await.is_none(), "once is nothing, whoever's clock says so");
     });
 }
 

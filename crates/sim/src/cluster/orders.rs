@@ -8,7 +8,7 @@ use ate_orders::{
 };
 use tokio::time::Instant;
 
-use super::{App, Cluster, Node, Sandbox, Snapshot};
+use super::{App, Cluster, Node, Sandbox, Snapshot, Worker};
 
 impl Cluster {
     /// Waits until an order has arrived at a node that is up; tells which life of it.
@@ -103,29 +103,21 @@ impl Cluster {
             return Ok(());
         }
         self.world.pass().await;
-        let fails = self.world.dice.happens(self.world.weather().fails);
-        let unreadable = self.world.dice.happens(self.world.weather().fails);
-        let app = match &order.source {
-            Source::Boot { .. } => Ok(App { count: 0, nonce: self.world.dice.draw() }),
-            Source::Snapshot { at, fresh, .. } => {
-                // Found or not: what comes of it is decided where the worker is.
-                let found = self.on(name, life, |node| Ok(node.find(at, &mut self.storage.lock())))?;
-                // The count is in its files, the nonce in its memory.
-                found.map(|Snapshot { app, .. }| match fresh {
-                    true => App { nonce: self.world.dice.draw(), ..app },
-                    false => app,
-                })
-            }
-        };
-        self.on(name, life, |node| {
+        let app = self.on(name, life, |node| {
+            let app = self.load(node, &order.source);
             let worker = node.workers.get_mut(&order.worker).ok_or(NodeError::WorkerGone)?;
-            (worker.taken, worker.arriving) = (false, None);
+            match &app {
+                Ok(_) => worker.restoring = true,
+                Err(_) => (worker.taken, worker.arriving) = (false, None),
+            }
+            app
+        })?;
+        self.world.pass().await;
+        let fails = self.world.dice.happens(self.world.weather().fails);
+        self.in_worker(name, order.worker, |worker| {
+            (worker.taken, worker.arriving, worker.restoring) = (false, None, false);
             if worker.has_ended(&order.identity) {
                 return Err(NodeError::Stale);
-            }
-            let app = app?;
-            if unreadable {
-                return Err(NodeError::Hindered("simulated: the disk cannot be read".into()));
             }
             if fails {
                 return Err(NodeError::Failed("simulated".into()));
@@ -140,6 +132,32 @@ impl Cluster {
             });
             Ok(())
         })
+    }
+
+    fn load(&self, node: &Node, source: &Source) -> Result<App, NodeError> {
+        if self.world.dice.happens(self.world.weather().fails) {
+            return Err(NodeError::Hindered("simulated: the disk cannot be read".into()));
+        }
+        match source {
+            Source::Boot { .. } => Ok(App { count: 0, nonce: self.world.dice.draw() }),
+            Source::Snapshot { at, fresh, .. } => {
+                let Snapshot { app, .. } = node.find(at, &mut self.storage.lock())?;
+                // The count is in its files, the nonce in its memory.
+                Ok(if *fresh { App { nonce: self.world.dice.draw(), ..app } } else { app })
+            }
+        }
+    }
+
+    /// What a worker has begun it brings to its end, whether or not its node lives.
+    fn in_worker<T>(
+        &self,
+        name: &NodeName,
+        worker: WorkerUid,
+        what: impl FnOnce(&mut Worker) -> Result<T, NodeError>,
+    ) -> Result<T, NodeError> {
+        let mut nodes = self.nodes.lock();
+        let worker = nodes.get_mut(name).and_then(|node| node.workers.get_mut(&worker));
+        what(worker.ok_or(NodeError::WorkerGone)?)
     }
 
     pub(crate) async fn capture(&self, name: &NodeName, order: &Capture) -> Result<Captured, NodeError> {
@@ -295,12 +313,12 @@ impl Cluster {
         }
         self.world.pass().await;
         // First what it is made of, then what says that all of it is there. Either may be as far as it comes.
-        self.on(name, life, |node| {
+        let heard = self.on(name, life, |node| {
             let sends = node.disk.get(prefix).is_some_and(|snapshot| !snapshot.uploaded);
             if let (true, Ok(storage)) = (sends, self.storage.lock().reach()) {
                 storage.begun.insert(prefix.to_owned());
             }
-            Ok(())
+            Ok(node.heard())
         })?;
         self.world.pass().await;
         let fails = self.world.dice.happens(self.world.weather().fails);
@@ -311,7 +329,7 @@ impl Cluster {
             if fails {
                 return Err(NodeError::Failed("simulated".into()));
             }
-            let heard = Instant::now() < node.until;
+            let heard = heard.is_some() && node.heard() == heard;
             match node.disk.get_mut(prefix) {
                 // It may have been removed there since then, and must not come back.
                 Some(snapshot) if snapshot.uploaded => {}

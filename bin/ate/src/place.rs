@@ -14,6 +14,9 @@ use ate_store_postgres::{PostgresStore, Schema, Settings};
 const BEAT: Duration = Duration::from_secs(1);
 const REPLICA_LEASE: Duration = Duration::from_secs(5);
 
+/// In the data directory: what a process has seen of a database.
+const MARK: &str = "store-mark";
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct StoreArgs {
     /// Where everything is kept: a directory, which is for one process, or postgres://user@host/database
@@ -34,8 +37,8 @@ impl StoreArgs {
                 let address = text
                     .parse()
                     .context("--store is a directory or a database (a directory with a colon in its name: ./NAME)")?;
-                let settings = Settings::new(address);
-                Ok(Place::Database(Box::new(Settings { schema: self.schema.clone(), ..settings })))
+                let (schema, mark) = (self.schema.clone(), Some(data.join(MARK)));
+                Ok(Place::Database(Box::new(Settings { schema, mark, ..Settings::new(address) })))
             }
             Some(path) => Ok(Place::Directory(path.into())),
         }

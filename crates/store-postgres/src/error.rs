@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ate_store::Fault;
+use ate_store::{Fault, Revision};
 use deadpool_postgres::PoolError;
 use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
@@ -32,6 +32,12 @@ pub enum ConnectError {
         "schema \"{schema}\" at {address} holds no store of this program's layout; is that the right one? Starting the control plane makes it, or moves an older one on"
     )]
     NoStore { address: Address, schema: Schema },
+    #[error(
+        "revision {seen} was seen of schema \"{schema}\" at {address}, but it is only at {revision}: what was acknowledged in between is lost; stop every replica, then restore a backup, or save what is left with `ate store backup` and restore that (or, if it was made anew on purpose, remove {path})"
+    )]
+    WentBack { address: Address, schema: Schema, seen: Revision, revision: Revision, path: PathBuf },
+    #[error("cannot keep what was seen of the database in {path}")]
+    Mark { path: PathBuf, source: std::io::Error },
     #[error("cannot read the roots of trust in {path}")]
     Roots { path: PathBuf, source: rustls::pki_types::pem::Error },
     #[error("{place} holds no certificate to trust")]
@@ -121,10 +127,18 @@ impl Trouble {
         let passing =
             |code: &str| code.starts_with("08") || matches!(code, "53300" | "55P03") || code.starts_with("57P0");
         match self {
-            Trouble::Database(error) => error.code().is_none_or(|state| passing(state.code())),
+            Trouble::Database(error) => error.code().is_none_or(|state| passing(state.code())) || self.is_rolled_back(),
             Trouble::Silent(_) => true,
             Trouble::Unfit(_) | Trouble::Wrong(_) => false,
         }
+    }
+
+    /// Whether the server says that it has taken the transaction back, for somebody else's sake: a deadlock, or a conflict. Our own
+    /// transactions stand in one line and meet neither, but others may be at the database, or it may be another that speaks the same
+    /// protocol. Class 40, but for 40003, which does not know.
+    pub(crate) fn is_rolled_back(&self) -> bool {
+        let Trouble::Database(error) = self else { return false };
+        error.code().is_some_and(|state| state.code().starts_with("40") && state.code() != "40003")
     }
 }
 

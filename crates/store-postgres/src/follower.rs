@@ -104,6 +104,7 @@ impl Follower {
             let seen = self.shared.relay.seen();
             let head = within(EXCHANGE, self.client.query_one(&self.head, &[])).await?;
             let head = self.shared.check_head(&head, seen)?;
+            self.shared.saw(head);
             if self.shared.relay.seen() >= head {
                 return Ok(());
             }

@@ -121,9 +121,14 @@ impl Schema {
     /// Moves the schema on to the layout that this program knows, and tells which it found; one that is newer is left as
     /// it is. Replicas that start together do it once, under a lock of the schema's name.
     pub(crate) async fn move_on(&self, client: &mut Client) -> Result<i32, Error> {
+        self.move_along(STEPS, client).await
+    }
+
+    async fn move_along(&self, steps: &[&str], client: &mut Client) -> Result<i32, Error> {
+        let known = i32::try_from(steps.len()).expect("there are not that many");
         // Usually there is nothing to do, and then no more rights are needed than to read.
         let found = self.layout(client).await?;
-        if found >= KNOWN_LAYOUT {
+        if found >= known {
             return Ok(found);
         }
         let transaction = client.transaction().await?;
@@ -143,15 +148,15 @@ impl Schema {
                 transaction.batch_execute(&format!("CREATE SCHEMA {}", self.quoted())).await?;
             }
         }
-        for step in STEPS.iter().skip(usize::try_from(found).unwrap_or(0)) {
+        for step in steps.iter().skip(usize::try_from(found).unwrap_or(0)) {
             transaction.batch_execute(&step.replace("{schema}", &self.quoted())).await?;
         }
-        if found < KNOWN_LAYOUT {
+        if found < known {
             let noted = format!("UPDATE {}.head SET layout = $1", self.quoted());
-            transaction.execute(&noted, &[&KNOWN_LAYOUT]).await?;
+            transaction.execute(&noted, &[&known]).await?;
         }
         transaction.commit().await?;
-        Ok(found.max(KNOWN_LAYOUT))
+        Ok(found.max(known))
     }
 }
 
@@ -277,7 +282,44 @@ impl Statements {
 
 #[cfg(test)]
 mod tests {
+    use ate_testkit_postgres::Server;
+    use futures::future::join_all;
+    use tokio_postgres::NoTls;
+
     use super::*;
+
+    async fn client(server: &Server) -> Client {
+        let (client, connection) = tokio_postgres::connect(&server.url(), NoTls).await.expect("connects");
+        tokio::spawn(connection);
+        client
+    }
+
+    /// As a later program would, with replicas that start together.
+    #[tokio::test]
+    async fn a_store_of_an_older_layout_is_moved_on_once_with_all_it_holds() {
+        let server = Server::default();
+        let schema = Schema::default();
+        assert_eq!(schema.move_on(&mut client(&server).await).await.expect("an empty database"), KNOWN_LAYOUT);
+        server.sql("INSERT INTO ate.records VALUES ('actor', 'a', 3, 7, 'x'); UPDATE ate.head SET revision = 7");
+        let next = "ALTER TABLE {schema}.records ADD COLUMN colour text NOT NULL DEFAULT 'red';
+            ALTER TABLE {schema}.head ADD COLUMN moved integer NOT NULL DEFAULT 1";
+        let broken = [STEPS, &[next, "SELECT nothing_of_that_name"]].concat();
+        let steps = [STEPS, &[next]].concat();
+        let layout = || server.sql("SELECT layout FROM ate.head");
+        schema.move_along(&broken, &mut client(&server).await).await.expect_err("its last step cannot be done");
+        assert_eq!(layout(), KNOWN_LAYOUT.to_string(), "all of the way, or nothing of it");
+        let replicas = join_all((0..4).map(|_| client(&server))).await;
+        let moved = join_all(replicas.into_iter().map(async |mut client| schema.move_along(&steps, &mut client).await));
+        for found in moved.await {
+            assert_eq!(found.expect("one moves it, the others wait"), KNOWN_LAYOUT + 1);
+        }
+        assert_eq!(layout(), (KNOWN_LAYOUT + 1).to_string());
+        assert_eq!(server.sql("SELECT path, version, revision, colour FROM ate.records"), "a|3|7|red");
+        assert_eq!(server.sql("SELECT revision, moved FROM ate.head"), "7|1");
+        // This program does not know it, and leaves it as it is.
+        let found = schema.move_on(&mut client(&server).await).await.expect("it is there");
+        assert_eq!((found, layout()), (KNOWN_LAYOUT + 1, (KNOWN_LAYOUT + 1).to_string()));
+    }
 
     #[test]
     fn only_plain_names_are_schemas() {

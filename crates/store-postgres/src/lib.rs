@@ -32,6 +32,7 @@ mod address;
 mod error;
 mod follower;
 mod layout;
+mod mark;
 mod reads;
 mod relay;
 mod session;
@@ -40,6 +41,7 @@ mod whole;
 mod writer;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -61,6 +63,7 @@ pub use whole::{LoadError, contents, load};
 
 use error::{Trouble, column, unsigned};
 use layout::{KNOWN_LAYOUT, Statements};
+use mark::Mark;
 use reads::Reads;
 use relay::Relay;
 use session::{Connector, check_server, deaf};
@@ -84,6 +87,8 @@ pub struct Settings {
     pub feed: FeedLimits,
     /// How long a commit or a read waits while the database cannot be reached.
     pub patience: Duration,
+    /// A file of this replica's machine for what it has seen: the next process notices a database that went back meanwhile.
+    pub mark: Option<PathBuf>,
     /// Accept a server with `fsync = off`, which may lose what it acknowledged. For tests of other things.
     pub volatile: bool,
 }
@@ -96,6 +101,7 @@ impl Settings {
             pool: POOL,
             feed: FeedLimits::default(),
             patience: PATIENCE,
+            mark: None,
             volatile: false,
         }
     }
@@ -117,6 +123,7 @@ pub(crate) struct Shared {
     statements: Statements,
     queue: Queue,
     relay: Relay,
+    mark: Option<Mark>,
     /// Wakes the follower: there is something in the log that the feed has not shown.
     news: Notify,
     /// The server's name for the writer's session; what it notifies of needs no look into the log.
@@ -135,8 +142,9 @@ impl fmt::Debug for Shared {
 impl Shared {
     /// Looks at what the database says of itself. A schema that was moved on by a newer program must not be written by this
     /// one, and a database that knows less than was seen of it (restored from a backup, or failed over to a standby that
-    /// had not got everything) contradicts every cache that was filled from it. Both end this replica. A new process
-    /// would begin from what is there, and give out generations a second time; a restore does not. `seen` is from before the head was asked for: the feed moves on meanwhile.
+    /// had not got everything) contradicts every cache that was filled from it. Both end this replica, and a new process that knows
+    /// of it by its [`Mark`] does not begin: it would give out generations a second time; a restore does not. `seen` is from before
+    /// the head was asked for: the feed moves on meanwhile.
     fn check_head(&self, head: &Row, seen: Revision) -> Result<Revision, Trouble> {
         let layout: i32 = column(head, 0).map_err(Trouble::Wrong)?;
         let revision = Revision(unsigned(head, 1).map_err(Trouble::Wrong)?);
@@ -155,6 +163,13 @@ impl Shared {
         let _ = self.wrong.set(fault.clone());
         self.queue.close();
         Err(Trouble::Wrong(fault))
+    }
+
+    /// Everything up to there is in the database.
+    fn saw(&self, revision: Revision) {
+        if let Some(mark) = &self.mark {
+            mark.note(revision);
+        }
     }
 
     fn is_writer(&self, session: i32) -> bool {
@@ -184,12 +199,17 @@ impl PostgresStore {
             return Err(ConnectError::TooNew { address, schema: settings.schema, found });
         }
         let head = session.query_one(&statements.head, &[]).await.map_err(|error| failed(error.into()))?;
-        let revision = unsigned(&head, 1).map_err(|fault| failed(Trouble::Wrong(fault)))?;
+        let revision = Revision(unsigned(&head, 1).map_err(|fault| failed(Trouble::Wrong(fault)))?);
         drop(session);
+        let mark = match &settings.mark {
+            Some(path) => Some(open_mark(path.clone(), &settings, revision).await?),
+            None => None,
+        };
 
         let reads = Reads::new(&settings, connector.clone());
         let shared = Arc::new(Shared {
-            relay: Relay::new(Feed::new(Revision(revision), settings.feed), Revision(revision)),
+            relay: Relay::new(Feed::new(revision, settings.feed), revision),
+            mark,
             settings,
             connector,
             statements,
@@ -223,6 +243,21 @@ impl PostgresStore {
         // An error would mean that the sender is gone, but this very store holds it.
         let _ = self.shared.stopped.subscribe().wait_for(|stopped| *stopped).await;
         self.shared.wrong.get().cloned()
+    }
+}
+
+/// An error if the database knows less than its mark.
+async fn open_mark(path: PathBuf, settings: &Settings, revision: Revision) -> Result<Mark, ConnectError> {
+    let (address, schema) = (settings.address.clone(), settings.schema.clone());
+    let (file, of) = (path.clone(), format!("{address} {schema}"));
+    let opened = tokio::task::spawn_blocking(move || Mark::open(&file, of)).await;
+    let mark = match opened.expect("opening a file does not panic") {
+        Ok(mark) => mark,
+        Err(source) => return Err(ConnectError::Mark { path, source }),
+    };
+    match mark.last() {
+        seen if seen > revision => Err(ConnectError::WentBack { address, schema, seen, revision, path }),
+        _ => Ok(mark),
     }
 }
 

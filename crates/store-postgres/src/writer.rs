@@ -81,12 +81,12 @@ impl Writer {
             // In whatever state its transaction is: the server ends it with the connection.
             self.session = None;
             let trouble = match failure {
-                Failure::After(trouble) => {
+                Failure::After(trouble) if !trouble.is_rolled_back() => {
                     // If it happened, only the log shows it.
                     self.shared.news.notify_one();
                     return Err(trouble.into());
                 }
-                Failure::Before(trouble) => trouble,
+                Failure::Before(trouble) | Failure::After(trouble) => trouble,
             };
             if !trouble.is_passing() || Instant::now() >= deadline {
                 return Err(trouble.into());
@@ -115,6 +115,7 @@ impl Writer {
         }
         let channel = self.shared.settings.schema.channel();
         within(EXCHANGE, session.finish(start, &done, &channel)).await.map_err(Failure::After)?;
+        self.shared.saw(done.revision);
         if !self.shared.relay.publish(start, done.revision, done.events) {
             self.shared.news.notify_one();
         }

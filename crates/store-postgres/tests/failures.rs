@@ -276,3 +276,51 @@ async fn no_error_and_no_description_holds_the_password() {
     let store = connect(common::settings(server(), &new_schema())).await;
     assert!(!format!("{store:?}").contains(PASSWORD), "{store:?}");
 }
+
+/// Our own commits stand in one line and never meet; somebody who works on the tables by hand may.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_the_server_takes_back_for_somebody_else_is_tried_again() {
+    let server = Arc::new(Server::default());
+    let schema = new_schema();
+    let store = connect(settings(&server, &schema)).await;
+    store.commit(put("a")).await.expect("works");
+    // Has the record that the commit wants, waits until the commit waits for it, then wants the turn that the commit has. Only the
+    // commit's session looks for deadlocks, so it is the one that is ended.
+    let by_hand = format!(
+        "SET deadlock_timeout = '1h';
+        BEGIN;
+        UPDATE {schema}.records SET value = value WHERE path = 'a';
+        SELECT pg_advisory_lock(7);
+        DO $$ BEGIN
+            FOR look IN 1..3000 LOOP
+                PERFORM pg_stat_clear_snapshot();
+                EXIT WHEN EXISTS (SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock');
+                PERFORM pg_sleep(0.01);
+            END LOOP;
+            PERFORM FROM {schema}.head FOR UPDATE;
+        END $$;
+        COMMIT"
+    );
+    let other = tokio::task::spawn_blocking({
+        let server = server.clone();
+        move || server.sql(&by_hand)
+    });
+    let holds = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 7 AND granted";
+    for _ in 0..1000 {
+        if server.sql(holds) == "1" {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let committed = store.commit(put("a")).await.expect("tried again");
+    assert_eq!((committed.revision, committed.versions), (Revision(2), vec![2]), "once");
+    other.await.expect("it came through");
+    let deadlocks = || server.sql("SELECT deadlocks FROM pg_stat_database WHERE datname = 'postgres'");
+    for _ in 0..1000 {
+        if deadlocks() == "1" {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("they never met: {} deadlocks", deadlocks());
+}

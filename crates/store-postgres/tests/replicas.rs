@@ -213,7 +213,8 @@ async fn a_later_layout_is_refused_and_ends_those_who_do_not_know_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_went_back_is_not_believed() {
-    let settings = settings(server(), &new_schema());
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let settings = Settings { mark: Some(directory.path().join("mark")), ..settings(server(), &new_schema()) };
     let store = connect(settings.clone()).await;
     for name in ["a", "b"] {
         store.commit(put(name)).await.expect("no guards");
@@ -223,8 +224,14 @@ async fn a_database_that_went_back_is_not_believed() {
     assert!(refused.contains("revision 2 was seen, but the database is only at 1"), "{refused}");
     let told = store.stopped().await.expect("it was not closed").to_string();
     assert!(refused.contains(&told) && told.contains("restore"), "{told}");
-    let next = connect(settings).await;
+    // Nor by the next process of this machine, though the first was not told to stop; one of another machine has seen nothing.
+    let refused = PostgresStore::connect(settings.clone()).await.expect_err("it knows of revision 2");
+    assert!(matches!(refused, ConnectError::WentBack { seen: Revision(2), revision: Revision(1), .. }), "{refused}");
+    assert!(refused.to_string().contains("restore a backup"), "{refused}");
+    let next = connect(Settings { mark: None, ..settings.clone() }).await;
     assert_eq!(next.commit(put("c")).await.expect("begins from what is there").revision, Revision(2));
+    next.close().await;
+    connect(settings).await.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -137,7 +137,14 @@ struct Made<'a> {
 
 async fn backup(args: &BackupArgs, global: &Global) -> anyhow::Result<()> {
     let place = args.store.place(&global.data_dir)?;
-    let contents = place.contents(if args.accept_loss { LostTail::Accept } else { LostTail::Refuse }).await?;
+    let contents = match place.contents(LostTail::Refuse).await {
+        Err(lost) if args.accept_loss => {
+            let lost = format!("{lost:#}");
+            eprintln!("only what is left is saved: {}", lost.lines().next().unwrap_or_default());
+            place.contents(LostTail::Accept).await?
+        }
+        opened => opened?,
+    };
     let mut progress = Progress::new("saved");
     let writer = format!("ate {} {}", env!("CARGO_PKG_VERSION"), crate::version::BUILT_FROM);
     let saved = ate_backup::save(&args.file, contents, jiff::Timestamp::now(), writer.trim(), |count| {

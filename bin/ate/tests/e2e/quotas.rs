@@ -32,6 +32,25 @@ async fn create_a_thousand(clients: &[&Client]) -> (usize, usize) {
     (made, refused)
 }
 
+async fn set_quota(client: &Client, quota: Quota) {
+    let request = SetQuotaRequest { atespace: "space".into(), quota: Some(quota) };
+    client.substrate().set_quota(request).await.expect("a quota");
+}
+
+/// It learns of a quota by the feed: until then it would wake somebody, though nobody may run.
+async fn until_it_knows(client: &Client, actor: &str) {
+    let knows = || async {
+        match client.resume("space", actor, false).await {
+            Ok(()) => {
+                client.suspend("space", actor).await;
+                false
+            }
+            Err(error) => error.code() == tonic::Code::ResourceExhausted,
+        }
+    };
+    client.until("it knows of the quota", knows).await;
+}
+
 #[tokio::test]
 async fn two_replicas_do_not_pass_a_quota_by_one_together() {
     let mut cluster = Cluster::start(ATE, 2, 1, 1).await;
@@ -39,23 +58,47 @@ async fn two_replicas_do_not_pass_a_quota_by_one_together() {
     one.apply_counter(1, "  idle: {}").await;
     other.create_atespace("space").await;
     one.create_counter("space", "first").await;
-    let quota = Quota { actors: Some(701), running: Some(0), ..Default::default() };
-    let request = SetQuotaRequest { atespace: "space".into(), quota: Some(quota) };
-    one.substrate().set_quota(request).await.expect("a quota");
-    // The other learns of it by the feed: until then it would wake somebody.
-    let knows = || async {
-        match other.resume("space", "first", false).await {
-            Ok(()) => {
-                other.suspend("space", "first").await;
-                false
-            }
-            Err(error) => error.code() == tonic::Code::ResourceExhausted,
-        }
-    };
-    other.until("it knows of the quota", knows).await;
+    set_quota(&one, Quota { actors: Some(701), running: Some(0), ..Default::default() }).await;
+    until_it_knows(&other, "first").await;
     assert_eq!(create_a_thousand(&[&one, &other]).await, (700, 300));
     let refused = async |api| cluster.counted(api, "ate_quota_refusals_total").await;
     assert!(refused("api-0").await + refused("api-1").await >= 300, "and counted");
+    cluster.stop_all().await;
+}
+
+#[tokio::test]
+async fn two_replicas_do_not_pass_a_quota_of_wakes_together() {
+    const ACTORS: usize = 24;
+    let mut cluster = Cluster::start(ATE, 2, 1, 1).await;
+    let clients = [cluster.client("api-0", 0).await, cluster.client("api-1", 0).await];
+    clients[0].apply_counter(4, "  idle: {}").await;
+    clients[0].create_atespace("space").await;
+    for number in 0..ACTORS {
+        clients[0].create_counter("space", &format!("a{number}")).await;
+    }
+    let one_a_second = Quota { wakes_per_second: Some(1), ..Default::default() };
+    set_quota(&clients[0], Quota { running: Some(0), ..one_a_second }).await;
+    until_it_knows(&clients[1], "a0").await;
+    set_quota(&clients[0], one_a_second).await;
+    let begun = jiff::Timestamp::now().as_second();
+    let wakes = (0..ACTORS).map(|number| {
+        let (client, name) = (clients[number % 2].clone(), format!("a{number}"));
+        tokio::spawn(async move { client.resume("space", &name, false).await })
+    });
+    let mut woken = 0;
+    for wake in wakes.collect::<Vec<_>>() {
+        match wake.await.expect("joined") {
+            Ok(()) => woken += 1,
+            // Or all workers have somebody by then.
+            Err(error) => assert!(
+                matches!(error.code(), tonic::Code::ResourceExhausted | tonic::Code::FailedPrecondition),
+                "{error}"
+            ),
+        }
+    }
+    // However slow the machine is: one for each second that has begun meanwhile, and not one more.
+    let seconds = jiff::Timestamp::now().as_second() - begun + 1;
+    assert!(0 < woken && woken <= seconds, "{woken} in {seconds} s");
     cluster.stop_all().await;
 }
 

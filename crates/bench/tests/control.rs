@@ -43,7 +43,7 @@ fn every_wake_and_its_raw_commits_are_counted() {
     let (actors, burst, rounds) = (format!("10,{ACTORS}"), BURST.to_string(), ROUNDS.to_string());
     let text = |path: &Path| path.to_str().expect("plain").to_owned();
     let arguments =
-        ["ate", "bench", "control", "--store", "embedded", "--actors", &actors, "--burst", &burst, "--rounds"];
+        ["ate", "bench", "control", "--store", "embedded,postgres", "--actors", &actors, "--burst", &burst, "--rounds"];
     let mut arguments: Vec<String> = arguments.iter().map(|&argument| argument.to_owned()).collect();
     arguments.extend([rounds, "--clients".into(), "4".into(), "--directory".into(), text(directory.path())]);
     arguments.extend(["--rows".into(), text(&rows)]);
@@ -54,8 +54,18 @@ fn every_wake_and_its_raw_commits_are_counted() {
         .lines()
         .map(|line| serde_json::from_str(line).expect("a row"))
         .collect();
+    for store in ["embedded", "postgres"] {
+        every_wake_of(store, &rows);
+    }
+    assert!(rows.iter().all(|row| row.error.is_none() && row.scheduled <= row.end));
+    let left: Vec<_> =
+        std::fs::read_dir(directory.path()).expect("it is there").flatten().map(|e| e.file_name()).collect();
+    assert_eq!(left, ["rows.jsonl"], "stores are removed");
+}
+
+fn every_wake_of(store: &str, rows: &[Row]) {
     let of = |actors: u64, kind: &str| -> Vec<&Row> {
-        rows.iter().filter(|row| row.way == format!("embedded {actors}") && row.kind == kind).collect()
+        rows.iter().filter(|row| row.way == format!("{store} {actors}") && row.kind == kind).collect()
     };
     let count = |row: &Row, name: &str| row.phases.iter().find(|(phase, _)| phase == name).map(|(_, count)| *count);
     // Where there are too few actors for a burst there are two.
@@ -86,8 +96,4 @@ fn every_wake_and_its_raw_commits_are_counted() {
         // The actor, what it was made from, and six steps of its history.
         assert_eq!(of(actors, "fill").first().and_then(|row| count(row, "records per actor")), Some(8));
     }
-    assert!(rows.iter().all(|row| row.error.is_none() && row.scheduled <= row.end));
-    let left: Vec<_> =
-        std::fs::read_dir(directory.path()).expect("it is there").flatten().map(|e| e.file_name()).collect();
-    assert_eq!(left, ["rows.jsonl"], "stores are removed");
 }

@@ -50,10 +50,11 @@ pub(crate) async fn by_copy(url: &str, schema: &Schema, shape: &Shape, actors: u
         writer.finish().await.map_err(failed)?;
     }
     // What the server would do in its own time, and that would be while something is measured.
-    for statement in [format!("VACUUM (FREEZE, ANALYZE) \"{schema}\".records"), "CHECKPOINT".to_owned()] {
-        client.batch_execute(&statement).await.map_err(failed)?;
-    }
-    Ok(())
+    client.batch_execute(&format!("VACUUM (FREEZE, ANALYZE) \"{schema}\".records")).await.map_err(failed)
+}
+
+pub(crate) async fn checkpoint(url: &str) -> Result<(), BenchError> {
+    connect(url).await?.batch_execute("CHECKPOINT").await.map_err(failed)
 }
 
 /// Reads the whole index, so that it is in the kernel's cache. Lists read what they show and its part of the index only.

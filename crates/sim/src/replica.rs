@@ -217,7 +217,11 @@ impl Nodes for NodesWire {
     async fn abort(&self, node: &NodeName, _: WorkerUid, op: OpId) -> Result<(), NodeError> {
         self.process.step().await;
         self.send(node).await?;
-        self.cluster.abort(node, op).await
+        let carry_out = |cluster: Arc<Cluster>| {
+            let node = node.clone();
+            async move { cluster.abort(&node, op).await }
+        };
+        self.give(carry_out).await
     }
 
     async fn store(&self, node: &NodeName, order: SnapshotOrder) -> Result<Stored, NodeError> {
@@ -236,7 +240,11 @@ impl Nodes for NodesWire {
     async fn release(&self, node: &NodeName, op: OpId) -> Result<(), NodeError> {
         self.process.step().await;
         self.send(node).await?;
-        self.cluster.release(node, op).await
+        let carry_out = |cluster: Arc<Cluster>| {
+            let node = node.clone();
+            async move { cluster.release(&node, op).await }
+        };
+        self.give(carry_out).await
     }
 
     async fn copy(&self, node: &NodeName, order: CopyOrder) -> Result<Stored, NodeError> {

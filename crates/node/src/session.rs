@@ -97,9 +97,12 @@ impl Node {
     }
 
     fn serve_until(self: &Arc<Self>, until: Duration) {
-        let before = self.lease.lock().replace(until);
-        if before.is_none_or(|before| before <= ate_sys::since_boot()) {
-            self.silences.fetch_add(1, Ordering::Relaxed);
+        {
+            let mut lease = self.lease.lock();
+            if lease.is_none_or(|before| before <= ate_sys::since_boot()) {
+                self.silences.fetch_add(1, Ordering::Relaxed);
+            }
+            *lease = Some(until);
         }
         // Each by itself: one that stands still must not keep the others, nor the next renewal, waiting.
         for handle in self.handles() {
@@ -112,7 +115,9 @@ impl Node {
     /// If it is heard of, or is the only one: how often it was not. Whoever finds the same twice knows that nobody can have given
     /// it up in between.
     pub(crate) fn heard(&self) -> Option<u64> {
-        let heard = match *self.lease.lock() {
+        // Held until the end: both change together.
+        let lease = self.lease.lock();
+        let heard = match *lease {
             Some(until) => ate_sys::since_boot() < until,
             None => !self.is_registered.load(Ordering::Relaxed),
         };

@@ -94,12 +94,16 @@ pub struct ControlArgs {
     output: Output,
 }
 
-/// What `docs/store.md` says of a server. The memory it comes with is meant for machines of long ago, and is not enough for the
-/// pages that a few seconds of wakes change; those that change for the first time are logged in whole.
-fn server_settings() -> String {
+/// What wakes touch of each actor that sleeps: its record, and its place in the index.
+const TOUCHED_BYTES: u64 = 3000;
+
+/// What `docs/store.md` says of a server for so many actors: memory for what wakes touch, at least a quarter of what there is and at
+/// most most of it; and a log for pages that change for the first time, which are logged in whole.
+fn server_settings(actors: u32) -> String {
     let memory = rustix::system::sysinfo();
-    let megabytes = (memory.totalram as u64).saturating_mul(u64::from(memory.mem_unit)) >> 20;
-    format!("shared_buffers = {}MB\nmax_wal_size = 8GB\nwal_compression = lz4\n", (megabytes / 4).max(128))
+    let memory = (memory.totalram as u64).saturating_mul(u64::from(memory.mem_unit)) >> 20;
+    let buffers = ((u64::from(actors) * TOUCHED_BYTES) >> 20).min(memory * 3 / 5).max(memory / 4).max(128);
+    format!("shared_buffers = {buffers}MB\nmax_wal_size = 8GB\nwal_compression = lz4\n")
 }
 
 /// A database, and the server if it is ours.
@@ -113,7 +117,8 @@ impl Database {
         if let Some(url) = &args.postgres {
             return Ok(Self { url: url.clone(), _server: None });
         }
-        let started = tokio::task::spawn_blocking(|| Server::start(&server_settings(), &[])).await;
+        let settings = server_settings(args.actors.iter().copied().max().unwrap_or(0));
+        let started = tokio::task::spawn_blocking(move || Server::start(&settings, &[])).await;
         let server = started.map_err(|_| BenchError::refused("start PostgreSQL", "see above"))?;
         Ok(Self { url: server.url(), _server: Some(server) })
     }

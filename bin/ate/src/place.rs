@@ -246,6 +246,8 @@ mod tests {
             let url = format!("{scheme}://me:secret@db/ate");
             let told = shown(&["--store", &url, "--schema", "other"]);
             assert!(told.ends_with("schema other") && !told.contains("secret"), "{told}");
+            let Ok(Place::Database(settings)) = place(&["--store", &url]) else { panic!("a database") };
+            assert_eq!(settings.mark.as_deref(), Some(Path::new("/data/store-mark")), "what is seen of it is kept");
         }
     }
 

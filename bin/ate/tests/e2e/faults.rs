@@ -167,6 +167,7 @@ async fn a_process_that_ends_between_a_thing_and_the_telling_of_it_costs_nothing
                 machine.cli(&[verb, "actor", "a", "-a", "space"]).await;
             }
         };
+        machine.until("there is a worker", || async { !machine.worker_pids().is_empty() }).await;
         // What a worker says goes elsewhere; its node starts another.
         let workers = machine.worker_pids();
         let said = format!("failpoint {place}: ending here");

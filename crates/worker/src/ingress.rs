@@ -75,7 +75,12 @@ async fn connection(worker: &Worker, mut router: UnixStream) {
         let _ = Verdict::Refused.send(&mut router).await;
         return;
     }
-    let Some(mut actor) = dial(preface.port).await else {
+    // One that ends now answers no handshake any more, and refuses none.
+    let dialled = tokio::select! {
+        dialled = dial(preface.port) => dialled,
+        _ = tenant.sandbox.ended() => None,
+    };
+    let Some(mut actor) = dialled else {
         // Nobody listens: because the workload does not, or because it is just coming to its end.
         let ending = tokio::time::timeout(ENDING_WITHIN, tenant.sandbox.ended()).await.is_ok();
         let verdict = if ending { Verdict::Draining } else { Verdict::Refused };

@@ -27,6 +27,10 @@ use crate::root::Sockets;
 use crate::tenant::{Events, Leaving, Phases, Tenant, memory};
 use crate::{Config, ORPHANED_AFTER, WorkerError, egress, identity, ingress, names, ready};
 
+/// Whoever starts a worker connects to it within ten seconds or ends it. One that was killed in between may not even have written
+/// down that there is one: then nobody will ever come.
+const FIRST_NODE_WITHIN: Duration = Duration::from_secs(15);
+
 /// News not yet told. A tenant produces one per freeze or thaw; a node that is this far behind asks for a report.
 const EVENT_BUFFER: usize = 256;
 
@@ -112,7 +116,9 @@ pub(crate) async fn serve(config: &Config, sockets: Sockets, interior: Interior)
 impl Worker {
     /// Serves the node, and the next one after it; gives up when none has come for too long.
     async fn link(self: &Arc<Self>, listener: &UnixListener) {
-        while let Ok(Ok((stream, _))) = tokio::time::timeout(ORPHANED_AFTER, listener.accept()).await {
+        let mut patience = FIRST_NODE_WITHIN;
+        while let Ok(Ok((stream, _))) = tokio::time::timeout(patience, listener.accept()).await {
+            patience = ORPHANED_AFTER;
             let (mut reader, writer) = crate::link::split(stream);
             let (outbox, inbox) = mpsc::channel(OUTBOX);
             let telling = tokio::spawn(tell(writer, inbox, self.events.0.subscribe()));
@@ -132,7 +138,7 @@ impl Worker {
             under_way.close();
             under_way.wait().await;
         }
-        tracing::warn!("no node for {} s: ending", ORPHANED_AFTER.as_secs());
+        tracing::warn!("no node for {} s: ending", patience.as_secs());
     }
 
     /// Whether its actor may not meet anybody now.

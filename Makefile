@@ -56,7 +56,7 @@ sim:
 
 # Puts bugs into a copy of the control plane, one at a time, and sees whether the simulation finds each.
 mutations:
-	@cargo run --quiet --release -p ate-sim --bin mutate -- 1000
+	@cargo run --quiet --release -p ate-sim --bin mutate -- 4000
 
 # The real thing under real faults: `make chaos MINUTES=10`; SEED draws the same faults again. What was seen and said is kept
 # in target/chaos if anything is wrong.

@@ -161,7 +161,7 @@ const ALSO: &[Mutation] = &[Mutation {
 }];
 
 fn main() -> ExitCode {
-    let seeds = std::env::args().nth(1).unwrap_or_else(|| "1000".to_owned());
+    let seeds = std::env::args().nth(1).unwrap_or_else(|| "4000".to_owned());
     let words = std::env::args().nth(2).unwrap_or_default();
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("it is two levels down").to_owned();
     let copy = workspace.join("target/mutants");

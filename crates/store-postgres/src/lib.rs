@@ -16,8 +16,8 @@
 //! **One line of commits.** The port numbers commits one after the other and judges each against all before it, so there is
 //! nothing to gain from transactions side by side; the row lock on `head` *is* the line. Whoever holds it reads in READ
 //! COMMITTED, where each statement sees all that was committed before it began, and so all before its turn. SERIALIZABLE or
-//! REPEATABLE READ would take their snapshot before the wait for the lock and fail when it ends. With the lock nothing is
-//! ever tried twice, and two replicas alternate, group by group.
+//! REPEATABLE READ would take their snapshot before the wait for the lock and fail when it ends. With the lock no
+//! replica is in another's way, and two of them alternate, group by group; only what strangers at the tables spoil is tried again.
 //!
 //! **The feed.** A replica publishes its own group itself if it saw everything before it; what others committed comes from
 //! the log, by notification and, should one be lost, by a slow poll. Both go through the same gate, which knows the last

@@ -61,9 +61,9 @@ pub(crate) async fn judge(site: &mut Site, traffic: &Traffic, seen: &[Seen]) -> 
         let leaks = Leaks::of_instance(&site.cluster.data(&node));
         ensure!(leaks.cgroups.is_empty(), "something of {node} is left: {leaks}");
     }
-    site.cluster.unmount();
-    let leaks = Leaks::of(site.cluster.directory(), None);
-    ensure!(leaks.is_empty(), "something is left: {leaks}");
+    site.cluster.unmount().await;
+    let leaks = || Leaks::of(site.cluster.directory(), None);
+    settled("nothing is left", || async { leaks().is_empty() }).await.with_context(|| leaks().to_string())?;
     Ok(examined)
 }
 

@@ -13,6 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::client::{Client, PATIENCE, connect};
+use crate::leaks::Leaks;
 use crate::machine::{processes_below, sandbox_runtimes, signal, worker_pids};
 use crate::way::Way;
 
@@ -322,11 +323,19 @@ impl Cluster {
         Command::new(&self.program).args(["store", "check", "--store", &url]).output().expect("it starts")
     }
 
-    /// Takes the disks of the nodes away; nothing may use them any more.
-    pub fn unmount(&mut self) {
-        for directory in self.mounted.drain(..) {
-            let status = Command::new("umount").arg(&directory).status().expect("umount starts");
-            assert!(status.success(), "something still uses {}", directory.display());
+    /// Takes the disks of the nodes away; nothing may use them any more. The kernel lets go of what ended processes had
+    /// mounted behind their end, loop devices last.
+    pub async fn unmount(&mut self) {
+        let begun = Instant::now();
+        while let Some(directory) = self.mounted.last() {
+            let output = Command::new("umount").arg(directory).output().expect("umount starts");
+            if output.status.success() {
+                self.mounted.pop();
+                continue;
+            }
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(begun.elapsed() < PATIENCE, "{}: {}", said.trim(), Leaks::of(directory, None));
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 

@@ -108,6 +108,19 @@ impl Reach {
         answer
     }
 
+    /// What may take long. An order or its answer can get lost on the way though all else arrives, so it is given a second time
+    /// half-way: given twice, it is carried out once.
+    async fn in_the_end<T, F>(&self, node: &NodeName, order: impl Fn() -> F) -> Result<T, NodeError>
+    where
+        F: Future<Output = Result<T, NodeError>>,
+    {
+        let (half, begun) = (self.long / 2, Instant::now());
+        match self.answered(node, half, order()).await {
+            Err(NodeError::Unreachable(_)) if begun.elapsed() >= half => self.answered(node, half, order()).await,
+            answer => answer,
+        }
+    }
+
     /// What a node does at once. If it does not, it is asked for what takes nothing at all: only one that does not answer that
     /// either hangs, and not a single worker of it.
     async fn at_once<T>(
@@ -140,11 +153,11 @@ impl Reach {
     }
 
     pub(crate) async fn activate(&self, node: &NodeName, order: Activate) -> Result<Activated, NodeError> {
-        self.answered(node, self.long, self.nodes.activate(node, order)).await
+        self.in_the_end(node, || self.nodes.activate(node, order.clone())).await
     }
 
     pub(crate) async fn capture(&self, node: &NodeName, order: Capture) -> Result<Captured, NodeError> {
-        self.answered(node, self.long, self.nodes.capture(node, order)).await
+        self.in_the_end(node, || self.nodes.capture(node, order.clone())).await
     }
 
     pub(crate) async fn abort(&self, node: &NodeName, worker: WorkerUid, op: OpId) -> Result<(), NodeError> {
@@ -152,7 +165,7 @@ impl Reach {
     }
 
     pub(crate) async fn store(&self, node: &NodeName, order: SnapshotOrder) -> Result<Stored, NodeError> {
-        self.answered(node, self.long, self.nodes.store(node, order)).await
+        self.in_the_end(node, || self.nodes.store(node, order.clone())).await
     }
 
     pub(crate) async fn release(&self, node: &NodeName, op: OpId) -> Result<(), NodeError> {
@@ -160,11 +173,11 @@ impl Reach {
     }
 
     pub(crate) async fn copy(&self, node: &NodeName, order: CopyOrder) -> Result<Stored, NodeError> {
-        self.answered(node, self.long, self.nodes.copy(node, order)).await
+        self.in_the_end(node, || self.nodes.copy(node, order.clone())).await
     }
 
     pub(crate) async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError> {
-        self.answered(node, self.long, self.nodes.upload(node, prefix)).await
+        self.in_the_end(node, || self.nodes.upload(node, prefix)).await
     }
 
     pub(crate) async fn discard(
@@ -183,7 +196,7 @@ impl Reach {
         gone: Option<ActorUid>,
         prefixes: Vec<String>,
     ) -> Result<(), NodeError> {
-        self.answered(node, self.long, self.nodes.forget(node, gone, prefixes)).await
+        self.in_the_end(node, || self.nodes.forget(node, gone, prefixes.clone())).await
     }
 }
 

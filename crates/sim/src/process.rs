@@ -18,6 +18,8 @@ pub(crate) struct Process {
     dies_when: Mutex<Option<String>>,
     /// Stands still for so long when it comes to this point, once.
     stands_when: Mutex<Option<(String, Duration)>>,
+    /// Whoever comes to this point next stays there, while all else goes on.
+    lost_when: Mutex<Option<String>>,
     still_until: Mutex<Option<Instant>>,
 }
 
@@ -46,6 +48,9 @@ impl Process {
         if self.dies_when.lock().as_ref().is_some_and(|point| is(point, when, what)) {
             self.dead.cancel();
         }
+        if self.lost_when.lock().take_if(|point| is(point, when, what)).is_some() {
+            std::future::pending::<()>().await;
+        }
         let stands = self.stands_when.lock().take_if(|(point, _)| is(point, when, what));
         if let Some((_, time)) = stands {
             self.stand_still(time);
@@ -59,6 +64,15 @@ impl Process {
 
     pub(crate) fn stand_still_when(&self, point: &str, time: Duration) {
         *self.stands_when.lock() = Some((point.to_owned(), time));
+    }
+
+    pub(crate) fn lose_when(&self, point: &str) {
+        *self.lost_when.lock() = Some(point.to_owned());
+    }
+
+    /// Whether somebody has come to the point that they do not leave.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.lost_when.lock().is_none()
     }
 
     /// It does nothing that others can see, and then goes on as if nothing had been.

@@ -116,6 +116,18 @@ impl Stage {
         self.first.process.die_when(point);
     }
 
+    /// The next order of this kind that the first replica gives is never answered: it does not arrive (`before`), or is carried
+    /// out and nobody hears of it (`after`). Everything else goes on.
+    pub fn never_answered(&self, point: &str) {
+        self.simulation.world.say(format_args!("an order will be lost {point}"));
+        self.first.process.lose_when(point);
+    }
+
+    /// Whether there was such an order.
+    pub fn was_never_answered(&self) -> bool {
+        self.first.process.has_lost()
+    }
+
     /// Calls the first replica; whoever calls goes away with it.
     async fn at_first<T>(&self, what: impl AsyncFnOnce(&Replica) -> T) -> Option<T> {
         tokio::select! {

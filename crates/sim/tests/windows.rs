@@ -488,3 +488,32 @@ fn nobody_is_shut_out_if_no_node_is_reached() {
         assert_eq!(stage.count().await, 3);
     });
 }
+
+/// A node is fine, and one order to it is never answered. Whoever gave it has an end.
+#[test]
+fn an_order_that_is_never_answered_keeps_nobody_for_ever() {
+    for point in ["before activate", "after activate"] {
+        play(async |stage: &Stage| {
+            assert!(stage.suspend().await);
+            stage.never_answered(point);
+            stage.resume_at_first_behind();
+            stage.until("resuming", |actor| matches!(actor.phase, Phase::Resuming { .. })).await;
+            stage.until("at rest or running", |actor| actor.phase.operation().is_none()).await;
+            assert!(stage.was_never_answered(), "it never came to {point}");
+            assert_eq!(stage.count().await, 2, "{point}: it is where its snapshot is");
+        });
+    }
+    for point in ["before capture", "after capture", "before store", "after store", "before upload", "after upload"] {
+        play(async |stage: &Stage| {
+            assert!(stage.suspend().await);
+            assert_eq!(stage.count().await, 2);
+            stage.never_answered(point);
+            stage.suspend_at_first_behind();
+            stage.until("suspending", |actor| matches!(actor.phase, Phase::Suspending { .. })).await;
+            stage.until_suspended().await;
+            stage.until("durable", |actor| actor.snapshots.uploading.is_none()).await;
+            assert!(stage.was_never_answered(), "it never came to {point}");
+            assert_eq!(stage.count().await, 3, "{point}: nothing that was counted is lost");
+        });
+    }
+}

@@ -12,18 +12,20 @@ use crate::session::{Session, Target};
 use crate::words::Noun;
 
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "ate delete [actor] <NAME> -a <ATESPACE> [--force [--reason <TEXT>]]
-       ate delete <KIND> <NAME> [-n <NAMESPACE>]
+#[command(override_usage = "ate delete <NAME> -a <ATESPACE>
+       ate delete actor <NAME>... -a <ATESPACE> [--force [--reason <TEXT>]]
+       ate delete <KIND> <NAME>... [-n <NAMESPACE>]
        ate delete -f <FILE>...")]
 #[command(after_help = "Examples:
   ate delete my-actor -a demo
+  ate delete actor a1 a2 a3 -a demo
   ate delete my-actor -a demo --force --reason \"its node burnt down\"
   ate delete atespace demo
   ate delete template counter -n default
   ate delete -f demos/counter/")]
 pub struct DeleteArgs {
     /// What to delete; an actor if only a name is given
-    #[arg(value_name = "[KIND] NAME", num_args = 1..=2, required_unless_present = "file")]
+    #[arg(value_name = "[KIND] NAME", num_args = 1.., required_unless_present = "file")]
     words: Vec<String>,
     /// The atespace that the actor lives in
     #[arg(short, long)]
@@ -46,19 +48,31 @@ pub(crate) async fn run(args: DeleteArgs, session: &mut Session<'_>) -> Result<(
     if !args.file.is_empty() {
         return declared(args, session).await;
     }
-    let (noun, name) = named(&args.words)?;
+    let (noun, names) = named(&args.words)?;
     if args.force && noun != Noun::Actors {
         return Err(CliError::Usage("only actors can be deleted by force".to_owned()));
     }
+    if let [name] = &names[..] {
+        return one(&args, noun, name.clone(), session).await;
+    }
+    let mut kept = Vec::new();
+    for name in names {
+        kept.extend(refused(one(&args, noun, name, session).await)?);
+    }
+    conclude(kept, session)
+}
+
+async fn one(args: &DeleteArgs, noun: Noun, name: String, session: &mut Session<'_>) -> Result<(), CliError> {
     let said = match noun {
         Noun::Actors => {
             let atespace = args
                 .atespace
+                .as_deref()
                 .ok_or_else(|| CliError::Usage(format!("in which atespace is actor {name:?}? Name it with -a")))?;
             if args.force {
-                force::delete(&atespace, &name, args.reason.unwrap_or_default(), session).await?;
+                force::delete(atespace, &name, args.reason.clone().unwrap_or_default(), session).await?;
             } else {
-                let actor_ref = Some(session.actor(&atespace, &name));
+                let actor_ref = Some(session.actor(atespace, &name));
                 let answer = session.control.delete_actor(DeleteActorRequest { actor_ref }).await;
                 session.answer(answer)?;
             }
@@ -71,7 +85,7 @@ pub(crate) async fn run(args: DeleteArgs, session: &mut Session<'_>) -> Result<(
             format!("atespace {name:?} deleted\n")
         }
         Noun::Objects(kind) => {
-            let namespace = object_namespace(kind, args.namespace);
+            let namespace = object_namespace(kind, args.namespace.clone());
             return object(session, kind, namespace, name).await;
         }
         Noun::Workers => {
@@ -81,20 +95,39 @@ pub(crate) async fn run(args: DeleteArgs, session: &mut Session<'_>) -> Result<(
     session.terminal.write(said)
 }
 
-/// `NAME`, `KIND NAME` or `KIND/NAME`.
-fn named(words: &[String]) -> Result<(Noun, String), CliError> {
-    let (kind, name) = match words {
+/// `NAME`, `KIND/NAME` or `KIND NAME...`.
+fn named(words: &[String]) -> Result<(Noun, Vec<String>), CliError> {
+    let (kind, names) = match words {
         [only] => match only.split_once('/') {
-            Some((kind, name)) => (kind, name),
+            Some((kind, name)) => (kind, vec![name.to_owned()]),
             None if Noun::parse(only).is_ok() => {
                 return Err(CliError::Usage(format!("which one? Write a name after {only:?}")));
             }
-            None => ("actor", only.as_str()),
+            None => ("actor", vec![only.clone()]),
         },
-        [kind, name] => (kind.as_str(), name.as_str()),
-        _ => return Err(CliError::Usage("name one thing to delete".to_owned())),
+        [kind, names @ ..] => (kind.as_str(), names.to_vec()),
+        [] => return Err(CliError::Usage("name what to delete".to_owned())),
     };
-    Ok((Noun::parse(kind).map_err(CliError::Usage)?, name.to_owned()))
+    Ok((Noun::parse(kind).map_err(CliError::Usage)?, names))
+}
+
+/// What the server will not delete does not keep the rest.
+fn refused(done: Result<(), CliError>) -> Result<Option<CliError>, CliError> {
+    match done {
+        Err(error @ CliError::Refused { .. }) => Ok(Some(error)),
+        done => done.map(|()| None),
+    }
+}
+
+/// Tells of everything that was refused.
+fn conclude(mut kept: Vec<CliError>, session: &mut Session<'_>) -> Result<(), CliError> {
+    let Some(last) = kept.pop() else { return Ok(()) };
+    for error in kept {
+        session.terminal.note(&error.explained(session.terminal.colour.1));
+    }
+    // Its advice would be about that one only.
+    session.target = None;
+    Err(last)
 }
 
 /// Everything that files declare, users before what they use. What cannot be deleted does not keep the rest.
@@ -105,18 +138,9 @@ async fn declared(args: DeleteArgs, session: &mut Session<'_>) -> Result<(), Cli
     let mut kept = Vec::new();
     for declared in objects {
         let (kind, key) = (declared.kind(), declared.key());
-        match object(session, kind, key.namespace, key.name).await {
-            Err(error @ CliError::Refused { .. }) => kept.push(error),
-            done => done?,
-        }
+        kept.extend(refused(object(session, kind, key.namespace, key.name).await)?);
     }
-    let Some(last) = kept.pop() else { return Ok(()) };
-    for error in kept {
-        session.terminal.note(&error.explained(session.terminal.colour.1));
-    }
-    // Its advice would be about that one only.
-    session.target = None;
-    Err(last)
+    conclude(kept, session)
 }
 
 async fn object(session: &mut Session<'_>, kind: Kind, namespace: String, name: String) -> Result<(), CliError> {
@@ -132,14 +156,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lone_name_is_an_actor_and_a_kind_may_come_first() {
+    fn a_lone_name_is_an_actor_and_several_need_their_kind() {
         let named = |words: &[&str]| {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
             named(&words).ok()
         };
-        assert_eq!(named(&["a1"]), Some((Noun::Actors, "a1".to_owned())));
-        assert_eq!(named(&["atespace", "demo"]), Some((Noun::Atespaces, "demo".to_owned())));
-        let template = Some((Noun::Objects(Kind::ActorTemplate), "c".to_owned()));
+        let these = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert_eq!(named(&["a1"]), Some((Noun::Actors, these(&["a1"]))));
+        assert_eq!(named(&["actor", "a1", "a2"]), Some((Noun::Actors, these(&["a1", "a2"]))));
+        assert_eq!(named(&["atespace", "demo"]), Some((Noun::Atespaces, these(&["demo"]))));
+        let template = Some((Noun::Objects(Kind::ActorTemplate), these(&["c"])));
         assert_eq!(named(&["template", "c"]), template);
         assert_eq!(named(&["actortemplate.ate.dev/c"]), template);
         for words in [&["atespace"][..], &["pods", "x"], &[]] {

@@ -136,7 +136,7 @@ impl<'t> Session<'t> {
         }
     }
 
-    /// One question to the server at most. It has been refused something already, so a failure here is not news.
+    /// Two questions to the server at most. It has been refused something already, so a failure here is not news.
     async fn advice(&mut self, refusal: &str) -> Option<String> {
         // The words are the public API's, and leave open what to do.
         if refusal.starts_with("ActorTemplate ") && refusal.ends_with(": Spec is immutable") {
@@ -159,12 +159,12 @@ impl<'t> Session<'t> {
             Target::Actor { atespace, name } => {
                 let request = ListActorsRequest { atespace: atespace.clone(), ..Default::default() };
                 let actors = self.control.list_actors(request).await.ok()?.into_inner().actors;
+                if actors.is_empty() {
+                    return self.advice_on_atespace(atespace).await;
+                }
                 (actors.into_iter().map(|actor| actor.actor_id).collect::<Vec<_>>(), name)
             }
-            Target::Atespace { name } => {
-                let atespaces = self.control.list_atespaces(ListAtespacesRequest {}).await.ok()?.into_inner().atespaces;
-                (atespaces.into_iter().map(|atespace| atespace.name).collect(), name)
-            }
+            Target::Atespace { name } => (self.atespaces().await?, name),
             Target::Object { kind, namespace, name } => {
                 let request = ListObjectsRequest { kind: kind.as_str().to_owned(), namespace: None };
                 let objects = self.substrate.list_objects(request).await.ok()?.into_inner().objects;
@@ -175,6 +175,27 @@ impl<'t> Session<'t> {
                 (here.map(|object| object.name).collect(), name)
             }
         };
-        nearest(wanted, known.iter().map(String::as_str)).map(|near| format!("did you mean {near:?}?"))
+        did_you_mean(wanted, &known)
     }
+
+    /// Nobody is in it, perhaps because there is no such atespace.
+    async fn advice_on_atespace(&mut self, wanted: &str) -> Option<String> {
+        let known = self.atespaces().await?;
+        match known.iter().any(|known| known == wanted) {
+            true => Some(format!("there is no actor in atespace {wanted:?}")),
+            false => {
+                let near = did_you_mean(wanted, &known).map(|near| format!(": {near}"));
+                Some(format!("there is no atespace {wanted:?}{}", near.unwrap_or_default()))
+            }
+        }
+    }
+
+    async fn atespaces(&mut self) -> Option<Vec<String>> {
+        let atespaces = self.control.list_atespaces(ListAtespacesRequest {}).await.ok()?.into_inner().atespaces;
+        Some(atespaces.into_iter().map(|atespace| atespace.name).collect())
+    }
+}
+
+fn did_you_mean(wanted: &str, known: &[String]) -> Option<String> {
+    nearest(wanted, known.iter().map(String::as_str)).map(|near| format!("did you mean {near:?}?"))
 }

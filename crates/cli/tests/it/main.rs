@@ -99,6 +99,26 @@ async fn an_actor_is_made_woken_put_to_sleep_and_deleted() {
 }
 
 #[tokio::test]
+async fn an_atespace_that_is_not_there_is_named() {
+    let daemon = with_actors();
+    let missing = daemon.ate("suspend a1 -a dem").await.failed(1);
+    assert_eq!(missing, "error: Actor a1 not found\n  there is no atespace \"dem\": did you mean \"demo\"?\n");
+    daemon.ate("create atespace empty").await.ok();
+    let missing = daemon.ate("suspend a1 -a empty").await.failed(1);
+    assert_eq!(missing, "error: Actor a1 not found\n  there is no actor in atespace \"empty\"\n");
+}
+
+#[tokio::test]
+async fn several_are_deleted_as_far_as_it_goes() {
+    let daemon = with_actors();
+    daemon.fake.put("demo", "a1", Running);
+    let outcome = daemon.ate("delete actor a1 a2 a3 -a demo").await;
+    assert_eq!(outcome.stdout, "actor \"a2\" deleted\n");
+    assert!(outcome.code == 1 && outcome.stderr.contains("Actor a1 is not suspended"), "{outcome:?}");
+    assert!(outcome.stderr.contains("Actor a3 not found"), "{outcome:?}");
+}
+
+#[tokio::test]
 async fn an_actor_is_restarted_and_by_force_only_if_that_is_said() {
     let daemon = with_actors();
     for line in ["restart actor a2 -a demo", "restart a2 -a demo --force"] {

@@ -15,6 +15,7 @@ mod runtime;
 mod store;
 mod version;
 
+use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -101,6 +102,7 @@ fn main() -> ExitCode {
     let Ate { global, verb } = Ate::parse();
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("ATE_LOG").unwrap_or_else(|_| "warn".into()))
         .init();
     let ended = match verb {

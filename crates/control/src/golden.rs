@@ -90,7 +90,10 @@ impl Control {
             Err(error) if error.code == Code::NotFound => {}
             Err(error) => {
                 tracing::warn!(template = %key, %error, "the golden snapshot could not be made");
-                let output = format!("its output: ate logs {} -a {GOLDEN_ATESPACE}", golden_actor(&template).name);
+                let output = format!(
+                    "what it printed, if anything: ate logs {} -a {GOLDEN_ATESPACE}",
+                    golden_actor(&template).name
+                );
                 self.set_status(key, uid, [ours.clone()], |status| {
                     status.phase = TemplatePhase::Failed;
                     status.reason = format!("{}\n  {output}", error.text);

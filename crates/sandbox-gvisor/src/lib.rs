@@ -394,7 +394,15 @@ impl Sandbox for GvisorBox {
             "GuestFDs": [0, 1, 2], "KUID": 0, "KGID": 0,
         });
         let fds: Vec<BorrowedFd<'_>> = stdio.iter().map(AsFd::as_fd).collect();
-        let pid: i32 = self.call("ExecuteAsync", &arg, &fds, CALL_TIMEOUT).await?;
+        let started = self.call("ExecuteAsync", &arg, &fds, CALL_TIMEOUT).await;
+        let pid: i32 = started.map_err(|error| match error {
+            // Mostly that there is no such program in the image: what counts is which.
+            SandboxError::Runtime { message, .. } => {
+                let program = exec.args.first().map_or("", String::as_str);
+                SandboxError::Runtime { what: format!("cannot run {program:?}"), message }
+            }
+            error => error,
+        })?;
         drop(fds);
         drop(stdio);
         let own = Control::new(&self.runsc.socket(&self.id));

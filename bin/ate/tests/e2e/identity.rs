@@ -65,6 +65,9 @@ async fn what_an_actor_prints_and_what_runs_in_it_is_at_hand() {
     assert!(said.code == 0 && said.stderr.contains("-grpc-port"), "{said:?}");
     let said = machine.cli(&["exec", "a", "-a", "space", "--", "/counter", "-nonsense"]).await;
     assert_eq!(said.code, 2, "the command's own exit code: {said:?}");
+    let said = machine.cli(&["exec", "a", "-a", "space", "--", "/bin/sh"]).await;
+    assert!(said.code == 1 && said.stderr.contains("cannot run \"/bin/sh\""), "{said:?}");
+    assert!(!machine.logged().contains('\u{1b}'), "what is no terminal is told without colours");
     assert_eq!(machine.count("space", "a").await.memory, 3, "and the actor did not notice");
     // Its log is its own: who has its name later does not see it.
     machine.suspend("space", "a").await;

@@ -29,6 +29,7 @@ pub(crate) struct Counters {
     pub(crate) woken: Counter,
     pub(crate) stored: Counter,
     pub(crate) lost: Counter,
+    pub(crate) crashed: Counter,
     pub(crate) fenced: Counter,
     pub(crate) snapshots_missing: Counter,
     pub(crate) fell_back: Counter,
@@ -74,6 +75,11 @@ impl Control {
                 "ate_actors_lost_total",
                 "Actors whose sandbox, worker or node was gone: they continue from their last snapshot.",
                 &counters.lost,
+            ),
+            counted(
+                "ate_actors_crashed_total",
+                "Actors that ended by themselves, or were killed at their memory limit.",
+                &counters.crashed,
             ),
             counted(
                 "ate_fenced_total",

@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 
 use ate_testkit_postgres::Server;
 use futures::future::join_all;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 use crate::client::{Client, PATIENCE, connect};
 use crate::leaks::Leaks;
@@ -306,15 +304,8 @@ impl Cluster {
 
     /// What a replica has counted, as Prometheus is told.
     pub async fn counted(&self, api: &str, metric: &str) -> u64 {
-        let mut stream = TcpStream::connect(self.metrics[api]).await.expect("it tells");
-        stream
-            .write_all(b"GET /metrics HTTP/1.1\r\nhost: metrics\r\nconnection: close\r\n\r\n")
-            .await
-            .expect("it listens");
-        let mut told = String::new();
-        stream.read_to_string(&mut told).await.expect("it answers");
-        let value = told.lines().find_map(|line| line.strip_prefix(metric)?.trim().parse().ok());
-        value.unwrap_or_else(|| panic!("{metric} is not told: {told}"))
+        let told = crate::metrics::told(self.metrics[api]).await;
+        *told.get(metric).unwrap_or_else(|| panic!("{metric} is not told: {told:?}"))
     }
 
     /// What `ate store check` says of the database.

@@ -8,6 +8,7 @@ mod cluster;
 mod counter;
 mod leaks;
 mod machine;
+mod metrics;
 mod namespace;
 mod way;
 

@@ -1,6 +1,6 @@
 //! `ate dev`, started and stopped as a user would.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -163,6 +163,13 @@ impl Machine {
     /// Where the API is served by TLS, to whoever comes.
     pub fn api(&self) -> SocketAddr {
         self.api.expect("it runs")
+    }
+
+    /// What it tells Prometheus, by name, if it was started with `--metrics-listen`.
+    pub async fn told(&self) -> BTreeMap<String, u64> {
+        let log = self.logged();
+        let at = log.rsplit_once("  metrics http://").and_then(|(_, rest)| rest.split_once("/metrics"));
+        crate::metrics::told(at.and_then(|(at, _)| at.parse().ok()).expect("it says where")).await
     }
 
     pub fn pid(&self) -> u32 {

@@ -10,6 +10,7 @@ mod hostile;
 mod identity;
 mod life;
 mod limits;
+mod metrics;
 mod network;
 mod orders;
 mod pinning;

@@ -407,6 +407,8 @@ fn a_full_disk_keeps_the_image_until_there_is_room() {
         let suspended = stage.suspend();
         let freed = async {
             stage.sleep(30).await;
+            let told = ["ate_operations", "ate_operation_oldest_seconds"].map(|name| stage.counted(name));
+            assert!(told[0] > 0 && told[1] > 20, "what waits can be seen: {told:?}");
             stage.disk_full(&node, false);
         };
         let (suspended, ()) = tokio::join!(suspended, freed);

@@ -196,3 +196,31 @@ async fn a_process_that_ends_between_a_thing_and_the_telling_of_it_costs_nothing
     }
     machine.stop().await;
 }
+
+#[tokio::test]
+async fn a_worker_that_no_node_comes_to_ends_by_itself() {
+    let home = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| {
+        std::fs::create_dir(home.path().join(name)).expect("made");
+        home.path().join(name)
+    };
+    // As one whose node was killed before it could write down that there is one.
+    let mut worker = tokio::process::Command::new("unshare")
+        .args(["--mount", "--pid", "--fork", "--kill-child", "--net", "--ipc", "--uts", ATE, "worker", "--uid"])
+        .arg("00000000-0000-4000-8000-000000000001")
+        .args(["--cgroup", "ate-nobody", "--link"])
+        .arg(at("link"))
+        .arg("--root")
+        .arg(at("root"))
+        .stderr(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("unshare starts");
+    let up = home.path().join("link/ingress.sock");
+    let mut said = String::new();
+    let stderr = worker.stderr.as_mut().expect("a pipe");
+    let words = tokio::io::AsyncReadExt::read_to_string(stderr, &mut said);
+    tokio::time::timeout(std::time::Duration::from_secs(120), words).await.expect("it ends").expect("read");
+    assert!(up.exists() && said.contains("no node for 15 s"), "{said}");
+    assert!(worker.wait().await.expect("waited").success(), "{said}");
+}

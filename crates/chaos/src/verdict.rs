@@ -1,5 +1,6 @@
 //! What must be so when the faults are over.
 
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -60,6 +61,8 @@ pub(crate) async fn judge(site: &mut Site, traffic: &Traffic, seen: &[Seen]) -> 
     for node in site.cluster.nodes() {
         let leaks = Leaks::of_instance(&site.cluster.data(&node));
         ensure!(leaks.cgroups.is_empty(), "something of {node} is left: {leaks}");
+        let half = half(&site.cluster.data(&node).join("node/snapshots"));
+        ensure!(half.is_empty(), "on the disk of {node} there is half of {half:?}");
     }
     site.cluster.unmount().await;
     let leaks = || Leaks::of(site.cluster.directory(), None);
@@ -93,10 +96,17 @@ fn operations(site: &Site) -> usize {
 }
 
 fn manifests(site: &Site) -> usize {
-    fn below(directory: &std::path::Path) -> usize {
+    fn below(directory: &Path) -> usize {
         let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
         // An object is a directory of its name.
         entries.map(|entry| if entry.file_name() == "manifest.json" { 1 } else { below(&entry.path()) }).sum()
     }
     below(&site.minio.directory().join(ate_testkit_minio::BUCKET))
+}
+
+/// Snapshots below a directory that were begun and never finished.
+fn half(snapshots: &Path) -> Vec<PathBuf> {
+    let below = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    let all = below(snapshots.to_owned()).flat_map(below);
+    all.filter(|snapshot| !snapshot.join("manifest.json").exists()).collect()
 }

@@ -78,6 +78,15 @@ impl Snapshots {
     /// Writes a snapshot that holds what another does, sealed with another key. Blocks.
     pub(crate) fn copy(
         &self,
+        from: (&SnapshotKey, &Manifest, &DataKey),
+        to: (&SnapshotKey, Manifest, &DataKey),
+    ) -> Result<(Digest, u64), SnapshotError> {
+        let key = to.0;
+        self.copy_files(from, to).inspect_err(|_| self.forget_half(key))
+    }
+
+    fn copy_files(
+        &self,
         (from, manifest, opens): (&SnapshotKey, &Manifest, &DataKey),
         (to, mut copy, seals): (&SnapshotKey, Manifest, &DataKey),
     ) -> Result<(Digest, u64), SnapshotError> {
@@ -206,5 +215,19 @@ mod tests {
         let copied = snapshots.copy((&from, &original, &first), (&to, of(&original, &to), &second));
         assert!(matches!(copied, Err(SnapshotError::Unusable { .. })), "{copied:?}");
         assert_eq!(snapshots.stored(&to).unwrap(), None);
+        assert!(!snapshots.path(&to).exists(), "no half of it is left");
+    }
+
+    #[test]
+    fn what_was_being_written_when_a_process_ended_is_gone_with_the_next_one() {
+        let (directory, snapshots) = opened();
+        let seal = DataKey::from_random([1; 32]);
+        let (whole, manifest) = saved(&snapshots, &seal);
+        let half = key(2, "half");
+        std::fs::create_dir_all(snapshots.path(&half)).unwrap();
+        std::fs::write(snapshots.path(&half).join("memory"), [1; 1000]).unwrap();
+        let next = Snapshots::open(&directory.path().join("snapshots"), directory.path(), None);
+        assert!(!next.path(&half).exists() && !next.path(&half).parent().unwrap().exists());
+        assert!(next.archive(&whole, &manifest, Some(&seal)).unwrap().is_some(), "the others are as they were");
     }
 }

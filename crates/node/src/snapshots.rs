@@ -80,7 +80,9 @@ pub(crate) struct Snapshots {
 }
 
 impl Snapshots {
+    /// What an earlier process was writing when it ended is removed: whoever still needs it writes it anew.
     pub(crate) fn open(directory: &Path, scratch: &Path, blobs: Option<Blobs>) -> Self {
+        remove_halves(directory);
         let marked = if blobs.is_some() { marked(directory) } else { HashSet::new() };
         Self {
             directory: directory.to_owned(),
@@ -157,7 +159,11 @@ impl Snapshots {
     }
 
     /// Writes a snapshot; it exists once its manifest does. Blocks.
-    pub(crate) fn save(&self, key: &SnapshotKey, mut unsaved: Unsaved<'_>) -> Result<(Digest, u64), SnapshotError> {
+    pub(crate) fn save(&self, key: &SnapshotKey, unsaved: Unsaved<'_>) -> Result<(Digest, u64), SnapshotError> {
+        self.write_files(key, unsaved).inspect_err(|_| self.forget_half(key))
+    }
+
+    fn write_files(&self, key: &SnapshotKey, mut unsaved: Unsaved<'_>) -> Result<(Digest, u64), SnapshotError> {
         let directory = self.path(key);
         let io = |what| move |source| SnapshotError::Io { what, key: key.to_string(), source };
         std::fs::create_dir_all(&directory).map_err(io("make the directory"))?;
@@ -433,6 +439,13 @@ impl Snapshots {
         self.forgotten.lock().contains(key)
     }
 
+    /// What has been written of a snapshot that has no manifest: the room it takes may be what is missing for the next try.
+    pub(crate) fn forget_half(&self, key: &SnapshotKey) {
+        if remove_half(&self.path(key)) {
+            self.only_here.lock().remove(key);
+        }
+    }
+
     pub(crate) fn forget_here(&self, key: &SnapshotKey) -> io::Result<()> {
         self.forgotten.lock().insert(key.clone(), ());
         let directory = self.path(key);
@@ -449,6 +462,23 @@ impl Snapshots {
         self.bases.lock().remove(key);
         Ok(())
     }
+}
+
+fn remove_halves(directory: &Path) {
+    let below = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    for snapshot in below(directory.to_owned()).flat_map(below) {
+        remove_half(&snapshot);
+    }
+}
+
+/// Removes a snapshot's directory if it is sure that there is no manifest in it; says whether it was.
+fn remove_half(directory: &Path) -> bool {
+    let is_half = matches!(directory.join(MANIFEST).try_exists(), Ok(false));
+    if is_half && std::fs::remove_dir_all(directory).is_ok() {
+        // Unless others of the same actor are there.
+        let _ = directory.parent().map(std::fs::remove_dir);
+    }
+    is_half
 }
 
 /// The snapshots below a directory that carry the mark of those that are nowhere else.

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
-use ate_blob::{BlobError, BlobPath};
+use ate_blob::{BlobError, BlobPath, Blobs};
 use ate_name::Digest;
 use ate_snapshot::{MANIFEST, Manifest, SnapshotKey};
 use bytes::Bytes;
@@ -162,6 +162,10 @@ impl Snapshots {
         if done {
             return Ok(());
         }
+        self.fetch_files(blobs, key, wanted).await.inspect_err(|_| self.forget_half(key))
+    }
+
+    async fn fetch_files(&self, blobs: &Blobs, key: &SnapshotKey, wanted: Wanted<'_>) -> Result<(), SnapshotError> {
         let bytes = blobs.get_bytes(&object(key, MANIFEST)?, MAX_MANIFEST).await.map_err(storage(key))?;
         let unusable =
             |error: &dyn std::fmt::Display| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() };

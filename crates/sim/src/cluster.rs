@@ -86,6 +86,14 @@ impl Node {
         (Instant::now() < self.until).then_some(self.silences)
     }
 
+    /// The first bytes of a snapshot are on the disk. That may be as far as it comes.
+    fn begins(&mut self, prefix: &str, writes: bool) -> Result<(), NodeError> {
+        if writes && !self.forgotten.contains(&prefix.to_owned()) {
+            self.begun.insert(prefix.to_owned());
+        }
+        Ok(())
+    }
+
     /// On its disk, or in durable storage.
     fn find(&self, at: &SnapshotAt, storage: &mut Storage) -> Result<Snapshot, NodeError> {
         let found = match self.disk.get(&at.prefix) {
@@ -118,6 +126,8 @@ struct Node {
     workers: BTreeMap<WorkerUid, Worker>,
     in_hand: BTreeMap<OpId, App>,
     disk: BTreeMap<String, Snapshot>,
+    /// Of these something is on the disk, but not all.
+    begun: BTreeSet<String>,
     full: bool,
     busy: BTreeSet<String>,
     forgotten: Recent<String>,
@@ -178,6 +188,7 @@ impl Cluster {
                 workers: (0..workers).map(|_| cluster.new_worker()).collect(),
                 in_hand: BTreeMap::new(),
                 disk: BTreeMap::new(),
+                begun: BTreeSet::new(),
                 full: false,
                 busy: BTreeSet::new(),
                 forgotten: Recent::default(),
@@ -318,6 +329,7 @@ impl Cluster {
         if let Some(node) = self.nodes.lock().get_mut(name) {
             self.world.say(format_args!("{name} loses its disk"));
             node.disk.clear();
+            node.begun.clear();
         }
     }
 
@@ -339,6 +351,7 @@ impl Cluster {
             self.world.say(format_args!("{name} starts"));
             node.up = true;
             node.hangs = false;
+            node.begun.clear();
             // It has what its workers kept for it.
             node.in_hand =
                 node.workers.values().flat_map(|worker| worker.retained.iter().map(|(op, app)| (*op, *app))).collect();
@@ -548,7 +561,8 @@ impl Cluster {
     }
 
     pub(crate) fn snapshots(&self) -> BTreeSet<String> {
-        let only = self.names().into_iter().flat_map(|name| self.only_on(&name)).collect::<Vec<_>>();
+        let mut only = self.names().into_iter().flat_map(|name| self.only_on(&name)).collect::<Vec<_>>();
+        only.extend(self.nodes.lock().values().flat_map(|node| node.begun.iter().cloned()));
         let storage = self.storage.lock();
         only.into_iter().chain(storage.whole.keys().cloned()).chain(storage.begun.iter().cloned()).collect()
     }

@@ -243,10 +243,16 @@ impl Cluster {
         while !self.on(name, life, |node| Ok(node.busy.insert(order.prefix.clone())))? {
             self.world.pass().await;
         }
+        self.on(name, life, |node| {
+            let writes = node.in_hand.contains_key(&order.op) && !node.disk.contains_key(&order.prefix);
+            node.begins(&order.prefix, writes)
+        })?;
         self.world.pass().await;
         let fails = self.world.dice.happens(self.world.weather().fails);
         let done = self.on(name, life, |node| {
             node.busy.remove(&order.prefix);
+            // A try that fails removes what it has written; one whose process ends does not.
+            node.begun.remove(&order.prefix);
             if node.forgotten.contains(&order.prefix) {
                 return Err(NodeError::Stale);
             }
@@ -274,10 +280,16 @@ impl Cluster {
 
     pub(crate) async fn copy(&self, name: &NodeName, order: &CopyOrder) -> Result<Stored, NodeError> {
         let life = self.arrive(name).await?;
+        self.on(name, life, |node| {
+            let writes =
+                !node.disk.contains_key(&order.prefix) && node.find(&order.from, &mut self.storage.lock()).is_ok();
+            node.begins(&order.prefix, writes)
+        })?;
         self.world.pass().await;
         let fails = self.world.dice.happens(self.world.weather().fails);
         let done = self.on(name, life, |node| {
             let stored = |manifest| Stored { manifest, bytes: 1000, durable: false };
+            node.begun.remove(&order.prefix);
             if node.forgotten.contains(&order.prefix) {
                 return Err(NodeError::Stale);
             }
@@ -392,6 +404,7 @@ impl Cluster {
                 node.busy.remove(prefix);
                 node.forgotten.insert(prefix.clone(), ());
                 node.disk.remove(prefix);
+                node.begun.remove(prefix);
                 let mut storage = self.storage.lock();
                 let storage = storage.reach()?;
                 storage.whole.remove(prefix);

@@ -15,7 +15,6 @@ mod runtime;
 mod store;
 mod version;
 
-use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -102,7 +101,7 @@ fn main() -> ExitCode {
     let Ate { global, verb } = Ate::parse();
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
+        .with_ansi(!ate_cli::is_log_plain())
         .with_env_filter(tracing_subscriber::EnvFilter::try_from_env("ATE_LOG").unwrap_or_else(|_| "warn".into()))
         .init();
     let ended = match verb {

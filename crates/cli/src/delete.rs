@@ -52,14 +52,14 @@ pub(crate) async fn run(args: DeleteArgs, session: &mut Session<'_>) -> Result<(
     if args.force && noun != Noun::Actors {
         return Err(CliError::Usage("only actors can be deleted by force".to_owned()));
     }
-    if let [name] = &names[..] {
-        return one(&args, noun, name.clone(), session).await;
-    }
-    let mut kept = Vec::new();
+    let mut kept = Kept::default();
     for name in names {
-        kept.extend(refused(one(&args, noun, name, session).await)?);
+        let done = one(&args, noun, name, session).await;
+        if kept.ends_it(done, session) {
+            break;
+        }
     }
-    conclude(kept, session)
+    kept.conclude(session)
 }
 
 async fn one(args: &DeleteArgs, noun: Noun, name: String, session: &mut Session<'_>) -> Result<(), CliError> {
@@ -111,23 +111,42 @@ fn named(words: &[String]) -> Result<(Noun, Vec<String>), CliError> {
     Ok((Noun::parse(kind).map_err(CliError::Usage)?, names))
 }
 
-/// What the server will not delete does not keep the rest.
-fn refused(done: Result<(), CliError>) -> Result<Option<CliError>, CliError> {
-    match done {
-        Err(error @ CliError::Refused { .. }) => Ok(Some(error)),
-        done => done.map(|()| None),
-    }
+/// What went wrong with some of those that were to be deleted.
+#[derive(Default)]
+struct Kept {
+    errors: Vec<CliError>,
+    is_unread: Option<CliError>,
 }
 
-/// Tells of everything that was refused.
-fn conclude(mut kept: Vec<CliError>, session: &mut Session<'_>) -> Result<(), CliError> {
-    let Some(last) = kept.pop() else { return Ok(()) };
-    for error in kept {
-        session.terminal.note(&error.explained(session.terminal.colour.1));
+impl Kept {
+    /// What the server will not delete, and that nobody reads what is said, does not keep the rest. Anything else does.
+    fn ends_it(&mut self, done: Result<(), CliError>, session: &mut Session<'_>) -> bool {
+        match done {
+            Ok(()) => {
+                // Advice is about the last one, and it needs none.
+                session.target = None;
+                false
+            }
+            Err(error @ CliError::Output(_)) => {
+                self.is_unread = Some(error);
+                false
+            }
+            Err(error) => {
+                let ends_it = !matches!(error, CliError::Refused { .. });
+                self.errors.push(error);
+                ends_it
+            }
+        }
     }
-    // Its advice would be about that one only.
-    session.target = None;
-    Err(last)
+
+    /// Tells of all but the last, which is for whoever is told of errors.
+    fn conclude(mut self, session: &mut Session<'_>) -> Result<(), CliError> {
+        let Some(last) = self.errors.pop() else { return self.is_unread.map_or(Ok(()), Err) };
+        for error in self.errors {
+            session.terminal.note(&error.explained(session.terminal.colour.1));
+        }
+        Err(last)
+    }
 }
 
 /// Everything that files declare, users before what they use. What cannot be deleted does not keep the rest.
@@ -135,12 +154,15 @@ async fn declared(args: DeleteArgs, session: &mut Session<'_>) -> Result<(), Cli
     let namespace = args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     let mut objects = manifests::read(&args.file, namespace, session.terminal)?;
     objects.sort_by_key(Object::kind);
-    let mut kept = Vec::new();
+    let mut kept = Kept::default();
     for declared in objects {
         let (kind, key) = (declared.kind(), declared.key());
-        kept.extend(refused(object(session, kind, key.namespace, key.name).await)?);
+        let done = object(session, kind, key.namespace, key.name).await;
+        if kept.ends_it(done, session) {
+            break;
+        }
     }
-    conclude(kept, session)
+    kept.conclude(session)
 }
 
 async fn object(session: &mut Session<'_>, kind: Kind, namespace: String, name: String) -> Result<(), CliError> {

@@ -41,7 +41,7 @@ pub use get::GetArgs;
 pub use history::HistoryArgs;
 pub use logs::LogsArgs;
 pub use quota::QuotaArgs;
-pub use terminal::Terminal;
+pub use terminal::{Terminal, is_log_plain};
 
 use errors::CliError;
 use session::Session;

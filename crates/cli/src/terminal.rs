@@ -30,8 +30,7 @@ impl fmt::Debug for Terminal {
 
 impl Terminal {
     pub fn of_process() -> Self {
-        let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let plain = set("NO_COLOR") || std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let plain = is_plain();
         let is_watched = io::stderr().is_terminal();
         Self {
             stdin: Box::new(io::stdin()),
@@ -64,4 +63,14 @@ impl Terminal {
             let _ = write!(self.stderr, "\r\x1b[2K{text}").and_then(|()| self.stderr.flush());
         }
     }
+}
+/// Whether colours are not wanted on stderr, where logs go.
+pub fn is_log_plain() -> bool {
+    is_plain() || !io::stderr().is_terminal()
+}
+
+/// Whether whoever has started us wants no colours anywhere.
+fn is_plain() -> bool {
+    let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    set("NO_COLOR") || std::env::var_os("TERM").is_some_and(|term| term == "dumb")
 }

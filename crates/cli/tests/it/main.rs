@@ -116,6 +116,11 @@ async fn several_are_deleted_as_far_as_it_goes() {
     assert_eq!(outcome.stdout, "actor \"a2\" deleted\n");
     assert!(outcome.code == 1 && outcome.stderr.contains("Actor a1 is not suspended"), "{outcome:?}");
     assert!(outcome.stderr.contains("Actor a3 not found"), "{outcome:?}");
+    let missing = daemon.ate("delete actor a1 a2 -a dem").await.failed(1);
+    assert!(
+        missing.ends_with("Actor a2 not found\n  there is no atespace \"dem\": did you mean \"demo\"?\n"),
+        "{missing}"
+    );
 }
 
 #[tokio::test]

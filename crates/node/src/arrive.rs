@@ -51,9 +51,14 @@ impl Node {
     pub(crate) async fn run_activate(self: &Arc<Self>, order: Activate) -> Result<Activated, NodeError> {
         let (actor, generation) = (order.identity.uid, order.identity.generation);
         let flight = self.arrivals.of(&actor);
+        let waits = flight.try_lock().is_err();
         let _one = flight.lock().await;
         if self.is_spent(actor, generation) {
-            return Err(NodeError::Stale);
+            // Whoever gave it may have waited in vain for the first answer, and hears the reason from this one.
+            let failure = self.failures.lock().get(&actor).filter(|_| waits).cloned();
+            return Err(failure
+                .filter(|(failed, _)| *failed == generation)
+                .map_or(NodeError::Stale, |(_, error)| error));
         }
         if self.worker(order.worker)?.hosted(actor, generation).is_some() {
             // Asked twice: the first answer was lost on its way.
@@ -68,7 +73,8 @@ impl Node {
             handle.vacate(actor, generation);
             activated = Err(NodeError::Stale);
         }
-        if activated.is_err() {
+        if let Err(error) = &activated {
+            self.failures.lock().insert(actor, (generation, error.clone()));
             self.never_again(actor, generation);
         }
         activated

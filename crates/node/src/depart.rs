@@ -42,6 +42,9 @@ impl Node {
             let _one = flight.lock().await;
             self.take_out(order, &abort).await
         };
+        if let Err(error @ (NodeError::Aborted | NodeError::NotSaved(_))) = &captured {
+            self.kept.lock().insert(op, error.clone());
+        }
         if Arc::strong_count(&flight) == 1 {
             self.capturing.lock().remove(&op);
         }
@@ -60,6 +63,10 @@ impl Node {
         let Some((ran, workload, memory_bytes)) = handle.hosted(order.actor, order.generation) else {
             return self.take_back(&handle, order.op).await.map(|()| Captured::default());
         };
+        // It has been told that the actor goes on, and an order that comes late must not take it out.
+        if let Some(error) = self.kept.lock().get(&order.op) {
+            return Err(error.clone());
+        }
         let failed = |error: std::io::Error| NodeError::NotSaved(format!("cannot set room aside: {error}"));
         let room = match self.set_room_aside(memory_bytes).await {
             // What is elsewhere too can be fetched again; an actor that cannot be saved cannot.
@@ -102,6 +109,7 @@ impl Node {
                 self.captured.lock().insert(order.op, in_hand);
                 ate_failpoint::reached("node.captured");
                 handle.vacate(order.actor, order.generation);
+                self.never_again(order.actor, order.generation);
                 Ok(Captured { phases })
             }
             Ok(other) => Err(NodeError::Failed(format!("the worker answered {other:?}"))),

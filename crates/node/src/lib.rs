@@ -114,6 +114,10 @@ pub struct Node {
     saves: tier::Flights<ate_name::OpId>,
     /// Activations that failed or were called off here.
     spent: Mutex<ate_orders::Spent>,
+    /// Why the last try of an actor failed.
+    failures: Mutex<ate_orders::Recent<ate_name::ActorUid, (ate_name::Generation, ate_orders::NodeError)>>,
+    /// Saves that were called off or did not come about: their actors go on.
+    kept: Mutex<ate_orders::Recent<ate_name::OpId, ate_orders::NodeError>>,
     host: host::HostFacts,
     logs: logs::Logs,
     workers: Mutex<HashMap<WorkerUid, Arc<workers::Handle>>>,
@@ -162,6 +166,8 @@ impl Node {
             arrivals: tier::Flights::default(),
             saves: tier::Flights::default(),
             spent: Mutex::default(),
+            failures: Mutex::default(),
+            kept: Mutex::default(),
             host: host::HostFacts::read(),
             logs: logs::Logs::open(&directory("logs")),
             workers: Mutex::default(),

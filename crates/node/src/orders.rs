@@ -158,6 +158,8 @@ impl Nodes for LocalNode {
 
     async fn abort(&self, node: &NodeName, worker: WorkerUid, op: OpId) -> Result<(), NodeError> {
         let node = self.check(node)?;
+        // Also for the order that has not come yet.
+        node.kept.lock().insert(op, NodeError::Aborted);
         if let Some(capturing) = node.capturing.lock().get(&op) {
             capturing.cancel();
         }

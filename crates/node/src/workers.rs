@@ -288,6 +288,7 @@ impl Node {
                 link::Event::Thawed(identity) => NodeEvent::Thawed { worker, identity },
                 link::Event::Ended { actor, generation, exit } => {
                     handle.vacate(actor, generation);
+                    self.never_again(actor, generation);
                     NodeEvent::Ended { worker, actor, generation, exit }
                 }
             };

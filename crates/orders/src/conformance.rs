@@ -53,6 +53,7 @@ pub async fn keeps_its_promises(subject: &dyn Subject) {
     let first = story.activate_order(one, story.actor(1, 1), op(1), subject.boot());
     story.comes_in_once(&first).await;
     story.only_its_own_generation_leaves(&first, two).await;
+    story.stays_if_its_save_is_called_off(&first).await;
     let at = story.leaves_and_is_stored(&first).await;
     story.continues_elsewhere(&first, two, &at).await;
     story.what_is_gone_is_told(one, two).await;
@@ -89,6 +90,15 @@ impl Story<'_> {
             let _ = self.nodes.discard(&self.node, worker, uid, generation).await;
         }
         assert_eq!(self.hosted(first.worker).await.as_ref(), Some(&first.identity));
+    }
+
+    /// A save that is called off stays so, also for an order that comes late: its actor goes on.
+    async fn stays_if_its_save_is_called_off(&self, first: &Activate) {
+        let _ = self.nodes.abort(&self.node, first.worker, op(28)).await;
+        for _ in 0..2 {
+            assert_eq!(self.capture(first.worker, &first.identity, op(28)).await.err(), Some(NodeError::Aborted));
+            assert_eq!(self.hosted(first.worker).await.as_ref(), Some(&first.identity));
+        }
     }
 
     /// Its worker is free at once, its image is kept until it is stored, and the order it came by does not bring it back.

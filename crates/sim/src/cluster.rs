@@ -131,7 +131,8 @@ struct Node {
     full: bool,
     busy: BTreeSet<String>,
     forgotten: Recent<String>,
-    aborted: BTreeSet<OpId>,
+    /// Saves that were called off or did not come about, and what was said of them.
+    kept: BTreeMap<OpId, NodeError>,
     /// Nobody reaches it, and it reaches nobody.
     cut_off: bool,
     /// It never comes back, and neither does its disk.
@@ -192,7 +193,7 @@ impl Cluster {
                 full: false,
                 busy: BTreeSet::new(),
                 forgotten: Recent::default(),
-                aborted: BTreeSet::new(),
+                kept: BTreeMap::new(),
                 cut_off: false,
                 gone: false,
                 hangs: false,
@@ -307,7 +308,7 @@ impl Cluster {
             node.in_hand.clear();
             node.busy.clear();
             node.forgotten = Recent::default();
-            node.aborted.clear();
+            node.kept.clear();
             for worker in node.workers.values_mut() {
                 (worker.taken, worker.arriving) = (worker.sandbox.is_some() || worker.restoring, None);
                 // What the node was told, the worker was not.

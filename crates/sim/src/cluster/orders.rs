@@ -177,7 +177,11 @@ impl Cluster {
                 return Ok(true);
             }
             let sandbox = worker.sandbox.as_mut().filter(|sandbox| is(sandbox, order)).ok_or(NodeError::Stale)?;
+            if let Some(error) = node.kept.get(&order.op) {
+                return Err(error.clone());
+            }
             if order.if_idle && sandbox.visitors > 0 {
+                node.kept.insert(order.op, NodeError::Aborted);
                 return Err(NodeError::Aborted);
             }
             sandbox.leaving = true;
@@ -207,15 +211,17 @@ impl Cluster {
         let fails = self.world.dice.happens(self.world.weather().fails);
         let dies = self.world.dice.happens(self.world.weather().fails / 4);
         self.on(name, life, |node| {
-            let called_off = node.aborted.remove(&order.op);
             let worker = node.workers.get_mut(&order.worker).ok_or(NodeError::WorkerGone)?;
             if worker.retained.contains_key(&order.op) {
                 return Ok(());
             }
             let sandbox = worker.sandbox.as_mut().filter(|sandbox| is(sandbox, order)).ok_or(NodeError::Stale)?;
-            if called_off || fails {
+            if fails {
+                node.kept.entry(order.op).or_insert(NodeError::NotSaved("simulated".into()));
+            }
+            if let Some(error) = node.kept.get(&order.op) {
                 sandbox.leaving = false;
-                return Err(if called_off { NodeError::Aborted } else { NodeError::NotSaved("simulated".into()) });
+                return Err(error.clone());
             }
             if dies {
                 (worker.sandbox, worker.taken) = (None, false);
@@ -232,7 +238,7 @@ impl Cluster {
     pub(crate) async fn abort(&self, name: &NodeName, op: OpId) -> Result<(), NodeError> {
         let life = self.arrive(name).await?;
         self.on(name, life, |node| {
-            node.aborted.insert(op);
+            node.kept.insert(op, NodeError::Aborted);
             Ok(())
         })
     }

@@ -100,7 +100,7 @@ pub struct Settings {
     pub node_grace: Duration,
     /// A node that has not answered for so long is out of this replica's reach, however well it renews its lease.
     pub reach_within: Duration,
-    /// How long a node may take for one order. The longest fetch images.
+    /// How long a node may take for one order before it is given once more. The longest fetch images.
     pub answer_within: Duration,
     pub replicas: Replicas,
 }
@@ -120,7 +120,7 @@ impl Default for Settings {
             node_grace: Duration::from_secs(60),
             // Longer than it takes to mend a way that is cut for a moment: all that the node runs is lost.
             reach_within: Duration::from_secs(120),
-            answer_within: Duration::from_secs(1800),
+            answer_within: Duration::from_secs(900),
             replicas: Replicas::Alone,
         }
     }
@@ -155,6 +155,8 @@ pub struct Control {
     /// Nodes whose disk or storage was in the way of a wake, or that do not answer, and until when they are avoided.
     hindered: Mutex<std::collections::BTreeMap<ate_name::NodeName, tokio::time::Instant>>,
     follower: follow::Follower,
+    /// Snapshots that nobody refers to and that a node was told to remove.
+    removing: Mutex<std::collections::BTreeSet<(ate_name::NodeName, String)>>,
     assignments: assignments::Assignments,
     /// Operations and watchers under way; awaited on shutdown.
     tasks: tokio_util::task::TaskTracker,

@@ -30,6 +30,9 @@ use crate::{Control, ControlError, Settings};
 /// made no more.
 const TRIES: u32 = 3;
 
+/// So often an order is given that is not answered.
+const GIVEN: u32 = 2;
+
 /// The nodes, and how each answers this replica.
 pub(crate) struct Reach {
     nodes: Arc<dyn Nodes>,
@@ -92,15 +95,7 @@ impl Reach {
         self.heard.lock().insert(node.clone(), heard);
     }
 
-    async fn answered<T>(
-        &self,
-        node: &NodeName,
-        within: Duration,
-        answer: impl Future<Output = Result<T, NodeError>>,
-    ) -> Result<T, NodeError> {
-        let answer = tokio::time::timeout(within, answer).await;
-        let answer =
-            answer.unwrap_or_else(|_| Err(NodeError::Unreachable(format!("no answer for {} s", within.as_secs()))));
+    fn noted<T>(&self, node: &NodeName, answer: Result<T, NodeError>) -> Result<T, NodeError> {
         match &answer {
             Err(NodeError::Unreachable(_)) => self.note_silence(node, false),
             _ => self.note_answer(node),
@@ -108,16 +103,16 @@ impl Reach {
         answer
     }
 
-    /// What may take long. An order or its answer can get lost on the way though all else arrives, so it is given a second time
-    /// half-way: given twice, it is carried out once.
-    async fn in_the_end<T, F>(&self, node: &NodeName, order: impl Fn() -> F) -> Result<T, NodeError>
-    where
-        F: Future<Output = Result<T, NodeError>>,
-    {
-        let (half, begun) = (self.long / 2, Instant::now());
-        match self.answered(node, half, order()).await {
-            Err(NodeError::Unreachable(_)) if begun.elapsed() >= half => self.answered(node, half, order()).await,
-            answer => answer,
+    /// What may take long. That there is no answer is no silence of the node: it may be slow, or the order has got lost. Whoever
+    /// gave it sees to it that it is still wanted, and gives it again: given twice, it is carried out once.
+    async fn in_time<T>(
+        &self,
+        node: &NodeName,
+        answer: impl Future<Output = Result<T, NodeError>>,
+    ) -> Result<T, NodeError> {
+        match tokio::time::timeout(self.long, answer).await {
+            Ok(answer) => self.noted(node, answer),
+            Err(_) => Err(no_answer(self.long)),
         }
     }
 
@@ -129,7 +124,8 @@ impl Reach {
         answer: impl Future<Output = Result<T, NodeError>>,
     ) -> Result<T, NodeError> {
         let begun = Instant::now();
-        let answer = self.answered(node, self.quick, answer).await;
+        let answer = tokio::time::timeout(self.quick, answer).await.unwrap_or_else(|_| Err(no_answer(self.quick)));
+        let answer = self.noted(node, answer);
         if answer.is_err() && begun.elapsed() >= self.quick {
             let nothing = OpId::from_bytes([0; 16]);
             match tokio::time::timeout(self.quick, self.nodes.release(node, nothing)).await {
@@ -153,11 +149,11 @@ impl Reach {
     }
 
     pub(crate) async fn activate(&self, node: &NodeName, order: Activate) -> Result<Activated, NodeError> {
-        self.in_the_end(node, || self.nodes.activate(node, order.clone())).await
+        self.in_time(node, self.nodes.activate(node, order)).await
     }
 
     pub(crate) async fn capture(&self, node: &NodeName, order: Capture) -> Result<Captured, NodeError> {
-        self.in_the_end(node, || self.nodes.capture(node, order.clone())).await
+        self.in_time(node, self.nodes.capture(node, order)).await
     }
 
     pub(crate) async fn abort(&self, node: &NodeName, worker: WorkerUid, op: OpId) -> Result<(), NodeError> {
@@ -165,7 +161,7 @@ impl Reach {
     }
 
     pub(crate) async fn store(&self, node: &NodeName, order: SnapshotOrder) -> Result<Stored, NodeError> {
-        self.in_the_end(node, || self.nodes.store(node, order.clone())).await
+        self.in_time(node, self.nodes.store(node, order)).await
     }
 
     pub(crate) async fn release(&self, node: &NodeName, op: OpId) -> Result<(), NodeError> {
@@ -173,11 +169,11 @@ impl Reach {
     }
 
     pub(crate) async fn copy(&self, node: &NodeName, order: CopyOrder) -> Result<Stored, NodeError> {
-        self.in_the_end(node, || self.nodes.copy(node, order.clone())).await
+        self.in_time(node, self.nodes.copy(node, order)).await
     }
 
     pub(crate) async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError> {
-        self.in_the_end(node, || self.nodes.upload(node, prefix)).await
+        self.in_time(node, self.nodes.upload(node, prefix)).await
     }
 
     pub(crate) async fn discard(
@@ -196,7 +192,7 @@ impl Reach {
         gone: Option<ActorUid>,
         prefixes: Vec<String>,
     ) -> Result<(), NodeError> {
-        self.in_the_end(node, || self.nodes.forget(node, gone, prefixes.clone())).await
+        self.in_time(node, self.nodes.forget(node, gone, prefixes)).await
     }
 }
 
@@ -230,6 +226,22 @@ impl Control {
             Job::Golden(_) | Job::Restart(_) => None,
         };
         Ok(node.is_some_and(|node| owner.out_of_reach.contains(&node) && self.nodes.answers(&node)))
+    }
+}
+
+fn no_answer(within: Duration) -> NodeError {
+    NodeError::Unreachable(format!("no answer for {} s", within.as_secs()))
+}
+
+/// An order that was given again and again, and never answered by a node that is fine.
+#[derive(Debug, Default)]
+pub(crate) struct Unanswered(u32);
+
+impl Unanswered {
+    /// Counts a try that was begun then; says whether there is no point in another.
+    pub(crate) fn is_hopeless(&mut self, begun: Instant, settings: &Settings) -> bool {
+        self.0 += u32::from(begun.elapsed() >= settings.answer_within);
+        self.0 >= GIVEN
     }
 }
 

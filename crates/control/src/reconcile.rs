@@ -183,7 +183,7 @@ impl Control {
     }
 
     /// A snapshot that is nowhere else is kept for the actor that refers to it.
-    async fn check_snapshot(&self, node: &NodeName, prefix: String) -> Result<(), ControlError> {
+    async fn check_snapshot(self: &Arc<Self>, node: &NodeName, prefix: String) -> Result<(), ControlError> {
         let Ok(key) = SnapshotKey::parse(&prefix) else { return Ok(()) };
         // Or for the actor that is being made from it. In this order: the one commit that ends the operation makes the actor.
         if self.store.get(&operation_key(key.id.op)).await?.is_some() {
@@ -194,10 +194,24 @@ impl Control {
             read.value.uid == key.id.actor && read.value.references().any(|snapshot| snapshot.prefix == prefix)
         });
         if !referred {
-            tracing::info!(%prefix, %node, "a snapshot that nobody refers to is removed");
-            let _ = self.nodes.forget_snapshots(node, None, vec![prefix]).await;
+            self.remove_behind(node, prefix);
         }
         Ok(())
+    }
+
+    /// Behind the comparison: it may have to wait until what is on its way to durable storage is there.
+    fn remove_behind(self: &Arc<Self>, node: &NodeName, prefix: String) {
+        let what = (node.clone(), prefix);
+        if !self.removing.lock().insert(what.clone()) {
+            return;
+        }
+        let control = Arc::clone(self);
+        self.tasks.spawn(async move {
+            let (node, prefix) = &what;
+            tracing::info!(%prefix, %node, "a snapshot that nobody refers to is removed");
+            let _ = control.nodes.forget_snapshots(node, None, vec![prefix.clone()]).await;
+            control.removing.lock().remove(&what);
+        });
     }
 
     /// A sandbox whose generation is over, or of an actor that is no more, is ended: it has no right to be there.

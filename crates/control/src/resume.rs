@@ -16,6 +16,7 @@ use crate::assignments::Assigned;
 use crate::catalog::{Template, TemplatePhase};
 use crate::drive::{Driver, Patience};
 use crate::ledger::Note;
+use crate::reach::Unanswered;
 use crate::records::{Read, worker_key};
 use crate::{Code, Control, ControlError};
 
@@ -251,14 +252,14 @@ impl Control {
             Ok(order) => order,
             Err(error) => return Ok(Err(NodeError::Refused(error.text))),
         };
-        let mut patience = Patience::new();
+        let (mut patience, mut unanswered) = (Patience::new(), Unanswered::default());
         loop {
             let begun = Instant::now();
             match self.nodes.activate(&node, order.clone()).await {
                 Err(error @ NodeError::Unreachable(_)) => {
                     tracing::warn!(actor = %bound.value.key, %node, %error, "a wake waits for its node");
                     self.avoid(&node, AVOIDED_FOR);
-                    if begun.elapsed() >= self.settings.answer_within {
+                    if unanswered.is_hopeless(begun, &self.settings) {
                         // Somebody else may have gone on with it meanwhile.
                         self.still(bound).await?;
                         if self.has_not_come(&node, &order).await {

@@ -12,6 +12,7 @@ use crate::actors::{Versioned, is_golden};
 use crate::catalog::Template;
 use crate::drive::{Driver, Patience};
 use crate::ledger::Note;
+use crate::reach::Unanswered;
 use crate::records::Read;
 use crate::resume::identity;
 use crate::{Code, Control, ControlError};
@@ -176,9 +177,12 @@ impl Control {
             return Err(ControlError::conflict());
         };
         let order = self.snapshot_order(&read.value, op, &snapshot)?;
-        let (mut patience, begun) = (Patience::new(), tokio::time::Instant::now());
+        let (mut patience, mut failing) = (Patience::new(), None);
         let stored = loop {
-            match self.nodes.store(&node, order.clone()).await {
+            let stored = self.nodes.store(&node, order.clone()).await;
+            // An order that got lost is no failure of the disk, so this is counted from the first thing that was heard.
+            let begun = *failing.get_or_insert_with(tokio::time::Instant::now);
+            match stored {
                 Ok(stored) => break stored,
                 // Stale: the store is of an earlier time, and knows nothing of its removal.
                 Err(NodeError::NothingCaptured | NodeError::Stale | NodeError::UnknownNode(_)) => {
@@ -233,18 +237,21 @@ impl Control {
         lease: &Lease,
         order: Capture,
     ) -> Result<Result<Captured, NodeError>, ControlError> {
-        let mut patience = Patience::new();
+        let (mut patience, mut unanswered) = (Patience::new(), Unanswered::default());
         loop {
             let begun = tokio::time::Instant::now();
             match self.nodes.capture(&lease.node, order.clone()).await {
-                // It was reached, and has not answered this one. What is left of it is ended next, if the node does so much as that.
-                Err(error @ NodeError::Unreachable(_)) if begun.elapsed() >= self.settings.answer_within => {
-                    return Ok(Err(error));
-                }
                 Err(error @ NodeError::Unreachable(_)) => {
                     tracing::warn!(actor = %read.value.key, node = %lease.node, %error, "a save waits for its node");
-                    patience.wait(self).await?;
+                    let is_hopeless = unanswered.is_hopeless(begun, &self.settings);
+                    if !is_hopeless {
+                        patience.wait(self).await?;
+                    }
                     self.still(read).await?;
+                    // What is left of it is ended next, if the node does so much as that.
+                    if is_hopeless {
+                        return Ok(Err(error));
+                    }
                 }
                 other => return Ok(other),
             }

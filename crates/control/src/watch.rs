@@ -43,6 +43,7 @@ impl Control {
             replica: ReplicaId::from_random(world.random()),
             beats: replicas::Beats::default(),
             known_nodes: replicas::Beats::default(),
+            removing: parking_lot::Mutex::default(),
             deaf_until: Mutex::default(),
             counters: Default::default(),
             driving: drive::Driving::default(),

@@ -29,7 +29,7 @@ pub(crate) const SETTINGS: Settings = Settings {
     node_lease: Duration::from_secs(20),
     node_grace: Duration::from_secs(40),
     reach_within: Duration::from_secs(25),
-    answer_within: Duration::from_secs(60),
+    answer_within: Duration::from_secs(30),
     replicas: Replicas::Several { beat: Duration::from_secs(1), lease: Duration::from_secs(6) },
 };
 

@@ -242,6 +242,19 @@ fn a_fork_that_is_cut_off_is_made_by_another_replica() {
 }
 
 #[test]
+fn a_fork_whose_order_gets_lost_is_made_all_the_same() {
+    for point in ["before copy", "after copy"] {
+        play(async |stage: &Stage| {
+            assert!(stage.suspend().await);
+            stage.never_answered(point);
+            stage.fork().await.expect("nobody died").expect("it is made in the end");
+            assert!(stage.was_never_answered(), "it never came to {point}");
+            assert_eq!(stage.forked().await.map(|(_, count)| count), Some(1), "{point}");
+        });
+    }
+}
+
+#[test]
 fn a_fork_whose_snapshot_is_replaced_begins_again_with_the_new_one() {
     play(async |stage: &Stage| {
         assert!(stage.suspend().await);

@@ -519,3 +519,37 @@ fn an_order_that_is_never_answered_keeps_nobody_for_ever() {
         });
     }
 }
+
+#[test]
+fn an_order_that_gets_lost_is_not_counted_as_a_disk_that_fails() {
+    play(async |stage: &Stage| {
+        assert_eq!(stage.count().await, 2);
+        let node = stage.node().await;
+        stage.never_answered("before store");
+        stage.suspend_at_first_behind();
+        stage.until("saving", |actor| matches!(actor.phase, Phase::Saving { .. })).await;
+        stage.sleep(25).await;
+        stage.disk_full(&node, true);
+        stage.sleep(30).await;
+        assert!(stage.was_never_answered());
+        stage.disk_full(&node, false);
+        stage.until_suspended().await;
+        assert_eq!(stage.count().await, 3, "nothing that was counted is lost");
+    });
+}
+
+#[test]
+fn a_removal_that_gets_lost_is_made_up_for() {
+    for point in ["before forget", "after forget"] {
+        play(async |stage: &Stage| {
+            assert!(stage.suspend().await);
+            assert_eq!(stage.count().await, 2);
+            stage.never_answered(point);
+            stage.suspend_at_first_behind();
+            stage.until("suspending", |actor| matches!(actor.phase, Phase::Suspending { .. })).await;
+            stage.until_suspended().await;
+            stage.sleep(5).await;
+            assert!(stage.was_never_answered(), "it never came to {point}");
+        });
+    }
+}

@@ -115,7 +115,7 @@ impl Proxy {
     pub(crate) fn nginx(backend: &Path, directory: &Path, processes: usize) -> Result<Self, BenchError> {
         let io = || BenchError::io("start nginx");
         // It cannot be told to choose a port; one that was free a moment ago will be.
-        let at = std::net::TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).map_err(io())?;
+        let at = std::net::SocketAddr::from(([127, 0, 0, 1], ate_testkit_port::free_port()));
         let configuration = directory.join("nginx.conf");
         std::fs::write(&configuration, nginx_configuration(at, backend, directory, processes)).map_err(io())?;
         let log = std::fs::File::create(directory.join("nginx.log")).map_err(io())?;

@@ -1,7 +1,6 @@
 //! A real object store for tests: MinIO, on a directory and a port of its own, ended with whoever started it.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -60,8 +59,7 @@ impl Minio {
         std::fs::create_dir(directory.path().join(BUCKET)).expect("a directory");
         // Another process may take the port in between; then the server says so and another port is tried.
         let started = (0..5).find_map(|_| {
-            let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-            let address = free.expect("a port is free").to_string();
+            let address = format!("127.0.0.1:{}", ate_testkit_port::free_port());
             run(directory.path(), &address).map(|process| (process, address))
         });
         let (process, address) = started.expect("MinIO starts");

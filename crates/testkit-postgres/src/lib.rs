@@ -12,7 +12,6 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -66,7 +65,7 @@ impl Server {
         // From here on the keeper removes it.
         let directory = directory.keep();
         let keeper = keep(&programs, &directory, owner);
-        let server = Self { programs, port: free_port(), directory, owner, keeper };
+        let server = Self { programs, port: ate_testkit_port::free_port(), directory, owner, keeper };
         server.create(configuration, files);
         server.resume();
         server
@@ -186,11 +185,6 @@ fn unprivileged() -> Option<(Uid, Gid)> {
     let named = |name| User::from_name(name).ok().flatten();
     let user = named("postgres").or_else(|| named("nobody")).expect("a user besides root");
     Some((user.uid, user.gid))
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("it is bound").port()
 }
 
 fn as_owner(program: impl AsRef<OsStr>, directory: &Path, owner: Option<(Uid, Gid)>) -> Command {

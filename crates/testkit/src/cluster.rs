@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use ate_testkit_port::free_port;
 use ate_testkit_postgres::Server;
 use futures::future::join_all;
 
@@ -390,10 +391,4 @@ impl Drop for Cluster {
 
 fn api_arguments(api_at: &[SocketAddr]) -> Vec<String> {
     api_at.iter().flat_map(|at| ["--api".to_owned(), at.to_string()]).collect()
-}
-
-/// A port that was free a moment ago. Processes are started again on the port they had, so the kernel cannot choose.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    listener.local_addr().expect("a bound listener has an address").port()
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ate_actor::{Actor, Event, Phase};
 use ate_name::{NodeName, OpId, WorkerUid};
@@ -13,6 +14,9 @@ use crate::ledger::Note;
 use crate::records::{Read, WorkerRecord, actor_key, operation_key, worker_key};
 use crate::workers::is_held;
 use crate::{Code, Control, ControlError};
+
+/// How long the news of an end may take.
+const NEWS_WITHIN: Duration = Duration::from_secs(1);
 
 impl Control {
     /// Compares a node's workers with the store: takes in who is new, gives up who is gone, and ends what has no right to
@@ -87,6 +91,7 @@ impl Control {
         for worker in only.into_iter().flatten().filter(|worker| !known(worker)) {
             self.look_at_worker(*worker).await?;
         }
+        let mut missing = Vec::new();
         for (uid, (worker, actor)) in expected {
             let held = worker
                 .assigned
@@ -96,9 +101,10 @@ impl Control {
                 None => self.worker_gone(uid, "its worker is gone").await?,
                 // Or it has just come or gone: both are read again.
                 Some(_) if !held => self.check_assigned(uid).await?,
-                Some(report) => self.check_tenant(&worker, actor, report).await?,
+                Some(report) => missing.extend(actor.filter(|actor| is_missing(&worker, &actor.value, report))),
             }
         }
+        self.lose_missing(missing).await?;
         for report in reports.iter().filter(|report| looked_at(&report.worker)) {
             if let Some(Hosted { identity, .. }) = &report.hosted {
                 self.check_right(node, report.worker, identity).await?;
@@ -149,28 +155,22 @@ impl Control {
         }
     }
 
-    /// Whoever runs in a worker by the record must be there. Those on their way in or out are their operation's business.
-    async fn check_tenant(
-        self: &Arc<Self>,
-        worker: &WorkerRecord,
-        actor: Option<Read<Actor>>,
-        report: &WorkerReport,
-    ) -> Result<(), ControlError> {
-        let Some(assignee) = &worker.assigned else { return Ok(()) };
-        let here = report.hosted.as_ref().is_some_and(|Hosted { identity, .. }| {
-            identity.uid == assignee.uid && identity.generation == assignee.generation
-        });
-        let Some(read) = actor.filter(|_| !here) else { return Ok(()) };
-        let runs = matches!(&read.value.phase, Phase::Running { lease } if lease.worker == worker.lease.worker);
-        if !runs || read.value.generation != assignee.generation {
-            return Ok(());
+    /// Actors that were not where they run. That they have ended, and how, may be on its way: it is waited for, because it says
+    /// more than this.
+    async fn lose_missing(self: &Arc<Self>, missing: Vec<Read<Actor>>) -> Result<(), ControlError> {
+        if !missing.is_empty() {
+            tokio::time::sleep(NEWS_WITHIN).await;
         }
-        let note = Note::because("Lost", "it was not found in its worker");
-        match self.transition(&read, Event::Lost, note).await {
-            // It has changed since: the next look decides.
-            Err(error) if error.is_conflict() => Ok(()),
-            other => other.map(|_| self.counters.not_in_worker.one()),
+        for read in missing {
+            let note = Note::because("Lost", "it was not found in its worker");
+            match self.transition(&read, Event::Lost, note).await {
+                Ok(_) => self.counters.not_in_worker.one(),
+                // It has changed since: the next look decides.
+                Err(error) if error.is_conflict() => {}
+                Err(error) => return Err(error),
+            }
         }
+        Ok(())
     }
 
     /// An image is kept for the operation that will store it, and for nobody else.
@@ -237,4 +237,14 @@ impl Control {
         }
         Ok(())
     }
+}
+
+/// Whoever runs in a worker by the record must be there. Those on their way in or out are their operation's business.
+fn is_missing(worker: &WorkerRecord, actor: &Actor, report: &WorkerReport) -> bool {
+    let Some(assignee) = &worker.assigned else { return false };
+    let here = report.hosted.as_ref().is_some_and(|Hosted { identity, .. }| {
+        identity.uid == assignee.uid && identity.generation == assignee.generation
+    });
+    let runs = matches!(&actor.phase, Phase::Running { lease } if lease.worker == worker.lease.worker);
+    !here && runs && actor.generation == assignee.generation
 }

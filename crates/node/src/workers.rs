@@ -462,12 +462,23 @@ impl Node {
 pub(crate) fn kill(birth: &Birth) -> Option<OwnedFd> {
     let pid = i32::try_from(birth.pid).ok().and_then(rustix::process::Pid::from_raw)?;
     let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()?;
-    let cmdline = std::fs::read(format!("/proc/{}/cmdline", birth.pid)).unwrap_or_default();
+    let cmdline = cmdline(birth.pid);
     let is_it = String::from_utf8_lossy(&cmdline).contains(&birth.uid.to_string());
     if is_it {
         let _ = rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL);
     }
     (is_it || cmdline.is_empty()).then_some(pidfd)
+}
+
+/// None if it is ending. One that is just becoming its program has none for a moment either.
+fn cmdline(pid: u32) -> Vec<u8> {
+    for _ in 0..20 {
+        match std::fs::read(format!("/proc/{pid}/cmdline")) {
+            Ok(cmdline) if cmdline.is_empty() => std::thread::sleep(Duration::from_millis(1)),
+            read => return read.unwrap_or_default(),
+        }
+    }
+    Vec::new()
 }
 
 fn kill_process(pid: u32) {

@@ -39,6 +39,17 @@ pub enum LostTail {
     Accept,
 }
 
+/// Whoever gave the lock back may have forked just before: until the child has become its program, it holds all we have open.
+fn try_for_a_moment(lock: &File) -> Result<(), TryLockError> {
+    for _ in 0..50 {
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) => std::thread::sleep(std::time::Duration::from_millis(10)),
+            tried => return tried,
+        }
+    }
+    lock.try_lock()
+}
+
 /// A directory that this process alone may use until the value is dropped.
 #[derive(Debug)]
 pub(crate) struct Directory {
@@ -64,7 +75,7 @@ impl Directory {
             .truncate(false)
             .open(&file)
             .map_err(io("open", &file))?;
-        match lock.try_lock() {
+        match try_for_a_moment(&lock) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
                 let mut holder = String::new();

@@ -1,6 +1,7 @@
 //! `ate bench density`: memory per actor, next to the same sandbox without `ate` around it.
 
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use ate_chart::{Cell, Column, Table, bar};
 
@@ -13,6 +14,8 @@ use crate::{BenchError, Output, Row, Setup, http, workshop};
 
 const FREEZE_AFTER: &str = "100ms";
 const BAR: usize = 24;
+/// A box that is made ahead is there by then.
+const WARM_WITHIN: Duration = Duration::from_secs(120);
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct DensityArgs {
@@ -104,8 +107,7 @@ async fn ours(dev: &Dev, image: &PythonImage, actors: usize) -> Result<Vec<Measu
     for actor in &steady {
         dev.suspend(actor).await?;
     }
-    let (_, first, others) = look(dev);
-    let warm = first.into_iter().chain(others).collect();
+    let warm = all_warm(dev).await?;
     measured.push(Measured { way: "ate", state: "warm", each: warm });
     wake(dev, "napping", &napping).await?;
     for actor in &napping {
@@ -116,6 +118,21 @@ async fn ours(dev: &Dev, image: &PythonImage, actors: usize) -> Result<Vec<Measu
     let node = MemoryUse { share: Share::of(dev.pid()), processes: 1, charged: 0 };
     measured.push(Measured { way: "ate", state: "control plane, router and node", each: vec![node] });
     Ok(measured)
+}
+
+/// Every box that waits for an actor, as soon as each worker has one that runs.
+async fn all_warm(dev: &Dev) -> Result<Vec<MemoryUse>, BenchError> {
+    let begun = Instant::now();
+    loop {
+        let (agents, first, others) = look(dev);
+        if first.len() == agents.len() && first.iter().all(|memory| memory.share.own > 0) {
+            return Ok(first.into_iter().chain(others.into_iter().filter(|memory| memory.share.own > 0)).collect());
+        }
+        if begun.elapsed() > WARM_WITHIN {
+            return Err(BenchError::refused("weigh boxes that are made ahead", "there are none"));
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 async fn wake(dev: &Dev, template: &str, actors: &[String]) -> Result<(), BenchError> {

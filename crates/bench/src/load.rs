@@ -211,7 +211,7 @@ mod tests {
     async fn a_closed_load_never_has_more_requests_under_way_than_connections() {
         let directory = tempfile::tempdir().unwrap();
         let to = Backend::start(directory.path()).await.unwrap().direct;
-        let load = Load { duration: Duration::from_millis(20), ..load(to, 2) };
+        let load = Load { duration: Duration::from_secs(1), ..load(to, 2) };
         let events = tokio::task::spawn_blocking(move || load.run(Kind::Closed)).await.unwrap().unwrap();
         assert!(events.len() > 2 && events.iter().all(|event| event.ok));
         for event in &events {

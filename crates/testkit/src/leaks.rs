@@ -204,6 +204,10 @@ mod tests {
             .stdin(std::process::Stdio::piped())
             .spawn()
             .unwrap();
+        // A process has no command line for a moment while it becomes its program.
+        while read(&child.id().to_string(), "cmdline").is_empty() {
+            std::thread::yield_now();
+        }
         let leaks = Leaks::of(directory.path(), None);
         child.kill().unwrap();
         child.wait().unwrap();

@@ -82,7 +82,8 @@ impl Machine {
     /// Runs a command of the CLI against this machine.
     pub async fn cli(&self, args: &[&str]) -> Said {
         let mut command = tokio::process::Command::new(&self.program);
-        command.args(args).env("ATE_DATA_DIR", self.data()).stdin(Stdio::null());
+        // Whoever no longer waits for it has gone on to something else.
+        command.args(args).env("ATE_DATA_DIR", self.data()).stdin(Stdio::null()).kill_on_drop(true);
         let output = tokio::time::timeout(PATIENCE, command.output()).await.expect("it ends").expect("it starts");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Said { code: output.status.code().unwrap_or(-1), stdout: text(&output.stdout), stderr: text(&output.stderr) }
@@ -167,9 +168,16 @@ impl Machine {
 
     /// What it tells Prometheus, by name, if it was started with `--metrics-listen`.
     pub async fn told(&self) -> BTreeMap<String, u64> {
-        let log = self.logged();
-        let at = log.rsplit_once("  metrics http://").and_then(|(_, rest)| rest.split_once("/metrics"));
-        crate::metrics::told(at.and_then(|(at, _)| at.parse().ok()).expect("it says where")).await
+        let begun = Instant::now();
+        loop {
+            let log = self.logged();
+            let at = log.rsplit_once("  metrics http://").and_then(|(_, rest)| rest.split_once("/metrics\n"));
+            if let Some(at) = at.and_then(|(at, _)| at.parse().ok()) {
+                return crate::metrics::told(at).await;
+            }
+            assert!(begun.elapsed() < PATIENCE, "it does not say where it tells:\n{log}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     pub fn pid(&self) -> u32 {
@@ -204,11 +212,13 @@ impl Machine {
 
     /// The hashes of the programs that run in sandboxes.
     pub fn runtimes(&self) -> BTreeSet<String> {
-        let inside = self.sandbox_pids();
-        if inside.is_empty() {
+        // A child of a worker is a copy of it until it has become its program.
+        let own = self.program.canonicalize().expect("the program is there");
+        let programs = self.sandbox_pids().into_iter().map(|pid| format!("/proc/{pid}/exe"));
+        let programs: Vec<_> = programs.filter(|exe| std::fs::read_link(exe).is_ok_and(|exe| exe != own)).collect();
+        if programs.is_empty() {
             return BTreeSet::new();
         }
-        let programs = inside.into_iter().map(|pid| format!("/proc/{pid}/exe"));
         let output = Command::new("sha256sum").args(programs).output().expect("sha256sum runs");
         let text = String::from_utf8_lossy(&output.stdout);
         text.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect()

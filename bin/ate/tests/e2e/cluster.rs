@@ -65,10 +65,10 @@ async fn actors_of_a_lost_node_go_on_elsewhere_and_it_does_no_harm_when_it_comes
     cluster.kill(&lost).await;
     let held = || async { verdict(&socket, &uid, before.generation).await.is_err() };
     client.until("its worker holds it", held).await;
-    let elsewhere = || async { client.get("space", "a", "/").await.0 == 200 };
+    let elsewhere = || async { client.get("space", "a", "/peek").await.0 == 200 };
     client.until("it goes on elsewhere", elsewhere).await;
     let after = client.count("space", "a").await;
-    assert_eq!(after.memory, 3, "from its last snapshot: one count was nobody's but its memory's");
+    assert_eq!(after.memory, 2, "from its last snapshot: one count was nobody's but its memory's");
     assert!(after.generation > before.generation);
     assert_ne!(node_of(&client, "a").await, lost);
     assert!(verdict(&socket, &uid, before.generation).await.is_err(), "and nobody meets the old one");
@@ -84,7 +84,7 @@ async fn actors_of_a_lost_node_go_on_elsewhere_and_it_does_no_harm_when_it_comes
         workers.len() == 2 && workers.iter().all(|pid| !old.contains(pid))
     };
     client.until("it has workers of its own again", anew).await;
-    assert_eq!(client.count("space", "a").await.memory, 4);
+    assert_eq!(client.count("space", "a").await.memory, 3);
     assert!(cluster.counted("api-0", "ate_fenced_total").await > 0, "what it said of before was refused, and counted");
     cluster.stop_all().await;
 }
@@ -124,11 +124,11 @@ async fn a_replica_that_is_killed_under_load_loses_nothing_and_leaves_nobody_stu
         let _ = task.await;
     }
     for name in &names {
-        let answers = || async { other.get("space", name, "/").await.0 == 200 };
-        other.until("it answers", answers).await;
-        assert_eq!(other.count("space", name).await.memory, 3, "{name} has lost nothing");
+        // What the other had begun is over once it can be put to sleep.
         let rests = || async { other.try_suspend("space", name).await.is_ok() };
         other.until("it can be put to sleep", rests).await;
+        assert_eq!(other.count("space", name).await.memory, 2, "{name} has lost nothing");
+        other.until("it can be put to sleep again", rests).await;
     }
     let free = || async { other.workers().await.iter().all(|worker| worker.actor_id.is_empty()) };
     other.until("every worker is free", free).await;
@@ -175,13 +175,21 @@ async fn a_node_process_that_is_killed_finds_its_actors_as_they_run() {
     client.create_counter("space", "a").await;
     let before = client.count("space", "a").await;
     let node = node_of(&client, "a").await;
-    cluster.kill(&node).await;
-    cluster.restart(&node).await;
-    let answers = || async { client.get("space", "a", "/peek").await.0 == 200 };
-    client.until("it answers", answers).await;
-    let after = client.count("space", "a").await;
-    assert_eq!((after.memory, after.generation), (2, before.generation), "it was adopted, not lost");
-    let lost = client.history("space", "a").await.iter().any(|entry| entry.event == "Lost");
-    assert!(!lost);
-    cluster.stop_all().await;
+    let (mut counted, mut generation) = (before.memory, before.generation);
+    // A machine that is too slow to have it back within its lease gives it up, as it should; then once more.
+    for _ in 0..5 {
+        let killed = std::time::Instant::now();
+        cluster.kill(&node).await;
+        cluster.restart(&node).await;
+        let answers = || async { client.get("space", "a", "/peek").await.0 == 200 };
+        client.until("it answers", answers).await;
+        let after = client.count("space", "a").await;
+        if killed.elapsed() < ate_orders::NODE_SERVES_FOR {
+            assert_eq!((after.memory, after.generation), (counted + 1, generation), "it was adopted, not lost");
+            cluster.stop_all().await;
+            return;
+        }
+        (counted, generation) = (after.memory, after.generation);
+    }
+    panic!("this machine is too slow to tell");
 }

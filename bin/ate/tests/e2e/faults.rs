@@ -56,6 +56,8 @@ async fn an_actor_that_exits_is_noticed_and_woken_again() {
     machine.create_counter("space", "a").await;
     assert_eq!(machine.count("space", "a").await.memory, 1);
     let _ = machine.post("space", "a", "/exit?code=7").await;
+    // Until it is known that it has ended, nobody may listen where it was.
+    machine.until("it is woken", || async { machine.get("space", "a", "/peek").await.0 == 200 }).await;
     let reply = machine.count("space", "a").await;
     assert_eq!(reply.memory, 1, "it began anew from the golden snapshot: {reply:?}");
     let history = machine.history("space", "a").await;
@@ -113,6 +115,12 @@ async fn what_people_do_to_a_template_leaves_its_actors_alone() {
     machine.stop().await;
 }
 
+/// How often something has happened to an actor.
+async fn seen(machine: &Machine, name: &str, event: &str) -> i64 {
+    let history = machine.history("space", name).await;
+    i64::try_from(history.iter().filter(|entry| entry.event == event).count()).expect("few")
+}
+
 #[tokio::test]
 async fn kill_9_while_one_actor_is_stored_keeps_the_next_one_in_its_worker() {
     let mut machine = Machine::start(ATE).await;
@@ -121,29 +129,36 @@ async fn kill_9_while_one_actor_is_stored_keeps_the_next_one_in_its_worker() {
     for name in ["large", "next"] {
         machine.create_counter("space", name).await;
     }
-    machine.count("space", "large").await;
-    // Stored for seconds: time enough for the next one to move in.
-    assert_eq!(machine.get("space", "large", "/eat?mib=512").await.0, 200);
-    let actor_ref = Some(ate_proto::ateapi::ActorRef { atespace: "space".into(), name: "large".into() });
-    let mut control = machine.control();
-    let suspend = tokio::spawn(async move {
-        control.suspend_actor(ate_proto::ateapi::SuspendActorRequest { actor_ref }).await.is_ok()
-    });
-    let captured = || async { machine.history("space", "large").await.iter().any(|entry| entry.event == "Captured") };
-    machine.until("it is out of its worker", captured).await;
-    assert_eq!(machine.count("space", "next").await.memory, 1);
-    let stored = machine.history("space", "large").await.iter().any(|entry| entry.event == "Suspended");
-    assert!(!stored, "it was stored too quickly for this test");
+    // Stored for seconds: time enough for the next one to move in, on most machines; on others it gets larger.
+    let (suspend, times) = {
+        let mut times = 0;
+        loop {
+            times += 1;
+            assert!(times <= 5, "it is stored too quickly for this test");
+            assert_eq!(machine.count("space", "large").await.memory, times);
+            assert_eq!(machine.get("space", "large", "/eat?mib=512").await.0, 200);
+            let client = (*machine).clone();
+            let suspend = tokio::spawn(async move { client.try_suspend("space", "large").await.is_ok() });
+            let captured = || async { seen(&machine, "large", "Captured").await == times };
+            machine.until("it is out of its worker", captured).await;
+            assert_eq!(machine.count("space", "next").await.memory, times);
+            if seen(&machine, "large", "Suspended").await < times {
+                break (suspend, times);
+            }
+            let _ = suspend.await;
+            machine.suspend("space", "next").await;
+        }
+    };
     machine.kill().await;
     let _ = suspend.await;
     machine.restart().await;
-    assert_eq!(machine.count("space", "next").await.memory, 2, "it was adopted as it ran");
+    assert_eq!(machine.count("space", "next").await.memory, times + 1, "it was adopted as it ran");
     machine.suspend("space", "next").await;
-    let stored = || async { machine.history("space", "large").await.iter().any(|entry| entry.event == "Suspended") };
+    let stored = || async { seen(&machine, "large", "Suspended").await == times };
     machine.until("the other is stored after all", stored).await;
-    assert_eq!(machine.count("space", "large").await.memory, 2, "memory and all");
+    assert_eq!(machine.count("space", "large").await.memory, times + 1, "memory and all");
     machine.suspend("space", "large").await;
-    assert_eq!(machine.count("space", "next").await.memory, 3);
+    assert_eq!(machine.count("space", "next").await.memory, times + 2);
     machine.stop().await;
 }
 

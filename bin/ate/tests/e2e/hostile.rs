@@ -10,10 +10,10 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::ATE;
 
-/// What a process keeps in memory, in bytes.
+/// What a process keeps in memory, in bytes; not what it has mapped of files.
 fn resident(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a size");
     line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
 }
 

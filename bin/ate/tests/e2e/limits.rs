@@ -6,9 +6,10 @@ use ate_testkit::{Leaks, Machine, Said, counter_image, pool, shell_image};
 
 use crate::ATE;
 
-/// What a control group file says for the group that a process is in, by the file's name in either version.
-fn group_file(pid: u32, v1: (&str, &str), v2: &str) -> String {
-    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("the process is there");
+/// What a control group file says for the group that a process is in, by the file's name in either version; nothing if it has
+/// just ended.
+fn group_file(pid: u32, v1: (&str, &str), v2: &str) -> Option<String> {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     let (controller, name) = v1;
     let find = |wanted: &dyn Fn(&str) -> bool| {
         groups.lines().find_map(|line| {
@@ -21,7 +22,18 @@ fn group_file(pid: u32, v1: (&str, &str), v2: &str) -> String {
         Some(path) => Path::new("/sys/fs/cgroup").join(controller).join(path).join(name),
         None => Path::new("/sys/fs/cgroup").join(find(&str::is_empty).expect("version 2")).join(v2),
     };
-    std::fs::read_to_string(&file).unwrap_or_else(|error| panic!("{}: {error}", file.display())).trim().to_owned()
+    Some(std::fs::read_to_string(&file).ok()?.trim().to_owned())
+}
+
+/// Whether every process of a sandbox has these limits. One that has just been started gets them in a moment.
+fn are_limited(machine: &Machine, memory_bytes: u64, quota_micros: &str) -> bool {
+    let pids = machine.sandbox_pids();
+    let is_limited = |pid: u32| {
+        let memory = group_file(pid, ("memory", "memory.limit_in_bytes"), "memory.max")?;
+        let quota = group_file(pid, ("cpu", "cpu.cfs_quota_us"), "cpu.max")?;
+        Some(memory == memory_bytes.to_string() && quota.split(' ').next() == Some(quota_micros))
+    };
+    !pids.is_empty() && pids.into_iter().all(|pid| is_limited(pid) == Some(true))
 }
 
 #[tokio::test]
@@ -35,11 +47,7 @@ async fn an_actor_that_wants_more_memory_than_it_may_have_is_killed_told_of_and_
     }
     machine.suspend("space", "glutton").await;
     assert_eq!(machine.count("space", "glutton").await.memory, 2);
-    for pid in machine.sandbox_pids() {
-        assert_eq!(group_file(pid, ("memory", "memory.limit_in_bytes"), "memory.max"), (256 << 20).to_string());
-        let quota = group_file(pid, ("cpu", "cpu.cfs_quota_us"), "cpu.max");
-        assert_eq!(quota.split(' ').next(), Some("50000"));
-    }
+    machine.until("all have their limits", || async { are_limited(&machine, 256 << 20, "50000") }).await;
     let (status, body) = machine.get("space", "glutton", "/eat?mib=512").await;
     assert_ne!(status, 200, "{body}");
     // A request that may be repeated was, and killed it again: it is left alone for a moment.
@@ -110,7 +118,7 @@ async fn an_actor_that_fills_its_durable_directory_is_told_so_and_sleeps_and_wak
     let reply = machine.count("space", "glutton").await;
     assert_eq!((reply.memory, reply.file), (2, 2), "there is room again: {reply:?}");
     machine.stop().await;
-    assert_eq!(Leaks::of_instance(&machine.data()).loops, Vec::<String>::new());
+    machine.until("no loop device is left", || async { Leaks::of_instance(&machine.data()).loops.is_empty() }).await;
 }
 
 #[tokio::test]

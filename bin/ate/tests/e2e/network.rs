@@ -62,6 +62,11 @@ async fn dial(machine: &Machine, actor: &str, to: &str) -> bool {
     body.starts_with("ok")
 }
 
+/// What is allowed is reached, if not at once: on a busy machine an answer may come after the actor's own patience.
+async fn reaches(machine: &Machine, actor: &str, to: &str) {
+    machine.until(&format!("{actor} reaches {to}"), || async { dial(machine, actor, to).await }).await;
+}
+
 async fn resolve(machine: &Machine, actor: &str, name: &str) -> String {
     let said = machine.get("space", actor, &format!("/resolve?name={name}")).await.1;
     if said.starts_with("error: ") {
@@ -131,16 +136,18 @@ async fn an_actor_reaches_what_its_template_allows_and_nothing_else() {
         for to in [peer, peer6, closed] {
             assert!(!dial(&machine, "none", to).await, "round {round}: {to} from an actor without egress");
         }
-        assert!(dial(&machine, "some", peer).await && dial(&machine, "some", peer6).await, "round {round}");
+        for (actor, to) in [("some", peer), ("some", peer6), ("all", closed), ("all", peer6), ("all", "peer.test:443")]
+        {
+            reaches(&machine, actor, to).await;
+        }
         assert!(!dial(&machine, "some", closed).await, "round {round}: a port that is not allowed");
-        assert!(dial(&machine, "all", closed).await && dial(&machine, "all", peer6).await, "round {round}");
         for to in never {
             for actor in ["none", "some", "all"] {
                 assert!(!dial(&machine, actor, to).await, "round {round}: {to} from {actor}");
             }
         }
-        assert!(dial(&machine, "all", "peer.test:443").await, "round {round}: by name");
-        assert_eq!(resolve(&machine, "all", "peer.test").await, "192.0.2.2 2001:db8:1::2", "round {round}");
+        let resolved = || async { resolve(&machine, "all", "peer.test").await == "192.0.2.2 2001:db8:1::2" };
+        machine.until("names are resolved", resolved).await;
         for (actor, name) in [("none", "peer.test"), ("some", "peer.test"), ("all", "nobody.test")] {
             let said = resolve(&machine, actor, name).await;
             assert!(said.starts_with("error: "), "round {round}: {actor} asks for {name}: {said}");

@@ -217,17 +217,18 @@ async fn a_request_calls_off_an_idle_suspend() {
     machine.apply_counter(1, "  idle: {suspendAfter: 1s}").await;
     machine.create_atespace("space").await;
     machine.create_counter("space", "a").await;
+    let mut before = machine.history("space", "a").await.len();
     // Large enough that its image is not taken in a moment.
     assert_eq!(machine.get("space", "a", "/eat?mib=512").await.0, 200);
     let mut expected = 0;
     for _ in 0..20 {
-        let before = machine.history("space", "a").await.len();
         machine
             .until("it is being suspended", || async {
                 let history = machine.history("space", "a").await;
                 history.iter().skip(before).any(|entry| entry.event == "Suspending")
             })
             .await;
+        before = machine.history("space", "a").await.len();
         expected += 1;
         assert_eq!(machine.count("space", "a").await.memory, expected);
         let history = machine.history("space", "a").await;

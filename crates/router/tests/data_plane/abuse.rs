@@ -24,7 +24,7 @@ async fn say(router: &Router, bytes: &[u8]) -> String {
 #[tokio::test]
 async fn a_client_that_dawdles_over_its_head_is_cut_while_others_are_served() {
     let worker = Worker::tcp(whoami()).await;
-    let config = RouterConfig { head_timeout: Duration::from_millis(100), ..RouterConfig::default() };
+    let config = RouterConfig { head_timeout: Duration::from_millis(500), ..RouterConfig::default() };
     let router = Router::with(Control::fixed([worker.host("a", 1)]), config).await;
     let mut busy = Client::connect(router.address).await;
     // Silent, in the middle of an HTTP/1.1 head, and in the middle of an HTTP/2 preface.

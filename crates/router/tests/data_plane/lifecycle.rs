@@ -97,7 +97,7 @@ async fn after_the_grace_everything_is_cut() {
 #[tokio::test]
 async fn a_client_without_requests_is_closed_after_a_while() {
     let worker = Worker::tcp(whoami()).await;
-    let brief = Duration::from_millis(50);
+    let brief = Duration::from_millis(500);
     let config = RouterConfig { head_timeout: brief, client_idle_timeout: brief, ..RouterConfig::default() };
     let router = Router::with(Control::fixed([worker.host("a", 1)]), config).await;
     let mut client = TcpStream::connect(router.address).await.unwrap();

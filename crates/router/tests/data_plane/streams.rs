@@ -128,7 +128,7 @@ async fn an_event_stream_outlives_every_timeout_for_heads() {
         async { Ok(Response::builder().header("content-type", "text/event-stream").body(events).unwrap()) }
     }))
     .await;
-    let brief = Duration::from_millis(30);
+    let brief = Duration::from_millis(300);
     let config = RouterConfig { head_timeout: brief, client_idle_timeout: brief, ..RouterConfig::default() };
     let router = Router::with(Control::fixed([worker.host("a", 1)]), config).await;
     let mut client = Client::connect(router.address).await;

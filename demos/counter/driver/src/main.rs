@@ -45,7 +45,7 @@ const ATESPACE: &str = "demo";
 const TEMPLATE: (&str, &str) = ("demo", "counter");
 
 /// What a stopped instance held is gone by then; the kernel takes its time with the last of a process tree.
-const GONE_WITHIN: Duration = Duration::from_secs(2);
+const GONE_WITHIN: Duration = Duration::from_secs(30);
 
 /// Signals that come within this time ask for the same thing.
 const SAME_WISH: Duration = Duration::from_secs(1);

@@ -31,7 +31,7 @@ use crate::{Control, ControlError, Settings};
 const TRIES: u32 = 3;
 
 /// So often an order is given that is not answered.
-const GIVEN: u32 = 2;
+pub(crate) const GIVEN: u32 = 2;
 
 /// The nodes, and how each answers this replica.
 pub(crate) struct Reach {
@@ -234,14 +234,21 @@ fn no_answer(within: Duration) -> NodeError {
 }
 
 /// An order that was given again and again, and never answered by a node that is fine.
-#[derive(Debug, Default)]
-pub(crate) struct Unanswered(u32);
+#[derive(Debug)]
+pub(crate) struct Unanswered {
+    left: u32,
+}
 
 impl Unanswered {
+    /// It is given so often.
+    pub(crate) fn times(given: u32) -> Self {
+        Self { left: given }
+    }
+
     /// Counts a try that was begun then; says whether there is no point in another.
     pub(crate) fn is_hopeless(&mut self, begun: Instant, settings: &Settings) -> bool {
-        self.0 += u32::from(begun.elapsed() >= settings.answer_within);
-        self.0 >= GIVEN
+        self.left -= u32::from(self.left > 0 && begun.elapsed() >= settings.answer_within);
+        self.left == 0
     }
 }
 

@@ -16,7 +16,7 @@ use crate::assignments::Assigned;
 use crate::catalog::{Template, TemplatePhase};
 use crate::drive::{Driver, Patience};
 use crate::ledger::Note;
-use crate::reach::Unanswered;
+use crate::reach::{GIVEN, Unanswered};
 use crate::records::{Read, worker_key};
 use crate::{Code, Control, ControlError};
 
@@ -88,6 +88,25 @@ impl Control {
         deadline: Instant,
     ) -> Result<Assigned, ControlError> {
         usable(key)?;
+        // Whatever it waits for: a store that is away, a node that hangs. What has begun goes on without whoever asked.
+        before(deadline, self.activated(key, stale, deadline)).await.unwrap_or_else(|| {
+            Err(ControlError::new(
+                Code::DeadlineExceeded,
+                format!(
+                    "Actor {name} did not wake in time\n  what it is waiting for: ate history {name} -a {}",
+                    key.atespace,
+                    name = key.name
+                ),
+            ))
+        })
+    }
+
+    async fn activated(
+        self: &Arc<Self>,
+        key: &ActorKey,
+        stale: Option<Generation>,
+        deadline: Instant,
+    ) -> Result<Assigned, ControlError> {
         let (mut tries, mut doubted) = (0, false);
         loop {
             let notify = self.follower.of(key);
@@ -123,16 +142,7 @@ impl Control {
                 }
                 Phase::Resuming { .. } | Phase::Suspending { .. } | Phase::Saving { .. } => {}
             }
-            if before(deadline, changed).await.is_none() {
-                return Err(ControlError::new(
-                    Code::DeadlineExceeded,
-                    format!(
-                        "Actor {name} did not wake in time\n  what it is waiting for: ate history {name} -a {}",
-                        key.atespace,
-                        name = key.name
-                    ),
-                ));
-            }
+            changed.await;
         }
     }
 
@@ -252,7 +262,7 @@ impl Control {
             Ok(order) => order,
             Err(error) => return Ok(Err(NodeError::Refused(error.text))),
         };
-        let (mut patience, mut unanswered) = (Patience::new(), Unanswered::default());
+        let (mut patience, mut unanswered) = (Patience::new(), Unanswered::times(GIVEN));
         loop {
             let begun = Instant::now();
             match self.nodes.activate(&node, order.clone()).await {

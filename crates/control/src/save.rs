@@ -4,15 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_actor::{Actor, Event, Intent, Lease, Phase, Scope, SnapshotRef};
-use ate_name::{ActorKey, GOLDEN_ATESPACE, OpId, WorkerUid};
+use ate_name::{ActorKey, GOLDEN_ATESPACE, NodeName, OpId, WorkerUid};
 use ate_orders::{Capture, Captured, Identity, NodeError, SnapshotAt, SnapshotOrder, Stored};
 use ate_snapshot::{Location, SnapshotId, SnapshotKey};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use crate::actors::{Versioned, is_golden};
 use crate::catalog::Template;
 use crate::drive::{Driver, Patience};
 use crate::ledger::Note;
-use crate::reach::Unanswered;
+use crate::reach::{GIVEN, Unanswered};
 use crate::records::Read;
 use crate::resume::identity;
 use crate::{Code, Control, ControlError};
@@ -20,46 +22,85 @@ use crate::{Code, Control, ControlError};
 /// A sandbox that its node cannot end by then is left to the comparisons.
 const DISCARDED_WITHIN: Duration = Duration::from_secs(30);
 
+/// So often a node that is fine is told to store an image, a quarter of an hour each, and does not say that it is done. The
+/// largest take hours; a disk that never comes to an end must not keep the actor for ever.
+const STORES_GIVEN: u32 = 16;
+
+/// An actor at rest: its snapshot is on its node's disk, or in durable storage too.
+pub(crate) struct Saved {
+    read: Read<Actor>,
+    /// What brings it to durable storage, whoever waits for that.
+    upload: Option<JoinHandle<Result<(), ControlError>>>,
+}
+
+impl Saved {
+    /// Waits until the snapshot is durable.
+    async fn durable(self, control: &Control) -> Result<Read<Actor>, ControlError> {
+        let Self { read, upload: Some(upload) } = self else { return Ok(self.read) };
+        let wanted = read.value.snapshots.local.as_ref().map(|(snapshot, _)| snapshot.prefix.as_str());
+        upload.await.map_err(|_| ControlError::stopping())??;
+        let now = control.actor(&read.value.key).await?;
+        match &now.value.snapshots.durable {
+            Some(durable) if Some(durable.prefix.as_str()) == wanted => Ok(now),
+            _ => Err(ControlError::new(
+                Code::Aborted,
+                format!("actor {} was woken before its snapshot was durable: suspend it again", now.value.key.name),
+            )),
+        }
+    }
+}
+
 impl Control {
     /// Suspends (durable) or pauses (on the node) an actor and waits until that is so.
     pub async fn save_actor(self: &Arc<Self>, key: &ActorKey, intent: Intent) -> Result<Versioned, ControlError> {
         let mut read = self.actor(key).await?;
         if matches!(read.value.phase, Phase::Resuming { lease: Some(_), .. }) {
             // Whoever asks may have had an answer from the actor already: to them it runs.
-            self.settled(key, tokio::time::Instant::now() + self.settings.park).await?;
+            self.settled(key, Instant::now() + self.settings.park).await?;
             read = self.actor(key).await?;
         }
         let (resting, verb) = match intent {
             Intent::Pause => (Phase::Paused, "PAUSING"),
             Intent::Suspend | Intent::Idle => (Phase::Suspended, "SUSPENDING"),
         };
-        match &read.value.phase {
-            phase if *phase == resting && intent == Intent::Suspend => return self.made_durable(key).await,
-            phase if *phase == resting => return Ok(read.into()),
-            Phase::Suspended | Phase::Paused => {
-                let text = format!("internal server error: actor is in {verb} state but has no active worker");
-                return Err(ControlError::new(Code::Internal, text));
+        loop {
+            match &read.value.phase {
+                phase if *phase == resting && intent == Intent::Suspend => return self.made_durable(key).await,
+                phase if *phase == resting => return Ok(read.into()),
+                Phase::Suspended | Phase::Paused => {
+                    let text = format!("internal server error: actor is in {verb} state but has no active worker");
+                    return Err(ControlError::new(Code::Internal, text));
+                }
+                Phase::Running { .. } => {}
+                Phase::Resuming { .. } | Phase::Suspending { .. } | Phase::Saving { .. } => {
+                    return Err(ControlError::in_progress());
+                }
             }
-            Phase::Running { .. } => {}
-            Phase::Resuming { .. } | Phase::Suspending { .. } | Phase::Saving { .. } => {
+            let (control, generation) = (Arc::clone(self), read.value.generation);
+            let (tell, told) = tokio::sync::oneshot::channel();
+            self.tasks.spawn(async move {
+                let saved = match control.save(read, intent, "asked for").await {
+                    // Whoever asks for a suspend is promised a durable one. Meanwhile the actor can be woken from what is there.
+                    Ok(saved) if intent == Intent::Suspend => saved.durable(&control).await,
+                    saved => saved.map(|saved| saved.read),
+                };
+                let _ = tell.send(saved);
+            });
+            match told.await.map_err(|_| ControlError::stopping())? {
+                Err(error) if error.is_conflict() => read = self.actor(key).await?,
+                saved => return Ok(saved?.into()),
+            }
+            // It may only be known by now that an earlier snapshot is durable. If it is not as it was asked for, whoever asked must
+            // know: what they saw of it may be lost.
+            if read.value.generation != generation || !matches!(read.value.phase, Phase::Running { .. }) {
                 return Err(ControlError::in_progress());
             }
-        }
-        let control = Arc::clone(self);
-        let (tell, told) = tokio::sync::oneshot::channel();
-        self.tasks.spawn(async move {
-            let _ = tell.send(control.save(read, intent, "asked for").await);
-        });
-        let saved = told.await.map_err(|_| ControlError::stopping())?;
-        match saved {
-            Err(error) if error.is_conflict() => Err(ControlError::in_progress()),
-            other => Ok(other?.into()),
         }
     }
 
     /// A suspended actor once its snapshot is durable: whoever asks for a suspend is promised that.
     async fn made_durable(&self, key: &ActorKey) -> Result<Versioned, ControlError> {
-        let deadline = tokio::time::Instant::now() + self.settings.park;
+        let deadline = Instant::now() + self.settings.park;
         loop {
             let notify = self.follower.of(key);
             let changed = notify.notified();
@@ -78,23 +119,29 @@ impl Control {
         }
     }
 
-    /// Suspends every actor that holds a worker, one after the other; those that could not be are named with their worker
-    /// and the reason.
+    /// Suspends every actor that holds a worker, one after the other, and waits a while until that is durable; those that could
+    /// not be are named with their worker and the reason.
     pub async fn suspend_all(self: &Arc<Self>) -> Result<Vec<(ActorKey, WorkerUid, ControlError)>, ControlError> {
-        let mut failed = Vec::new();
+        let (mut failed, mut uploading) = (Vec::new(), Vec::new());
         for (worker, _) in self.list_workers().await? {
             let Some(assignee) = worker.assigned else { continue };
-            let deadline = tokio::time::Instant::now() + self.settings.park;
+            let deadline = Instant::now() + self.settings.park;
             // Whatever it is in the middle of comes to its end first.
-            let saved = match self.settled(&assignee.key, deadline).await {
-                Ok(settled) if matches!(settled.actor.phase, Phase::Running { .. }) => {
-                    self.save_actor(&assignee.key, Intent::Suspend).await.map(drop)
+            self.settled(&assignee.key, deadline).await?;
+            let saved = match self.actor(&assignee.key).await {
+                Ok(read) if matches!(read.value.phase, Phase::Running { .. }) => {
+                    self.save(read, Intent::Suspend, "asked for").await.map(|saved| uploading.push(saved))
                 }
                 other => other.map(drop),
             };
             if let Err(error) = saved {
                 failed.push((assignee.key, worker.lease.worker, error));
             }
+        }
+        // What is on the disk is safe here; what is not durable by then is uploaded by the next start.
+        let deadline = Instant::now() + self.settings.park;
+        for saved in uploading {
+            let _ = tokio::time::timeout_at(deadline, saved.durable(self)).await;
         }
         Ok(failed)
     }
@@ -117,7 +164,7 @@ impl Control {
                 Err(error) if error.code == Code::Aborted => {}
                 Err(error) => {
                     tracing::info!(actor = %key, %error, "an idle actor was not put to rest");
-                    control.unwilling.lock().note(&key, tokio::time::Instant::now());
+                    control.unwilling.lock().note(&key, Instant::now());
                 }
             }
             // Whoever waits for its worker must look for another.
@@ -130,7 +177,7 @@ impl Control {
         read: Read<Actor>,
         intent: Intent,
         why: &'static str,
-    ) -> Result<Read<Actor>, ControlError> {
+    ) -> Result<Saved, ControlError> {
         let template = self.template_of(&read.value)?;
         let driver = self.new_operation();
         let snapshot = self.snapshot_name(&read.value, &template, intent, driver.op)?;
@@ -146,7 +193,7 @@ impl Control {
         self: &Arc<Self>,
         driver: Driver,
         mut read: Read<Actor>,
-    ) -> Result<Read<Actor>, ControlError> {
+    ) -> Result<Saved, ControlError> {
         if let Phase::Suspending { lease, op, snapshot, intent, .. } = read.value.phase.clone() {
             let order = Capture {
                 op,
@@ -177,56 +224,65 @@ impl Control {
             return Err(ControlError::conflict());
         };
         let order = self.snapshot_order(&read.value, op, &snapshot)?;
-        let (mut patience, mut failing) = (Patience::new(), None);
-        let stored = loop {
-            let stored = self.nodes.store(&node, order.clone()).await;
-            // An order that got lost is no failure of the disk, so this is counted from the first thing that was heard.
-            let begun = *failing.get_or_insert_with(tokio::time::Instant::now);
-            match stored {
-                Ok(stored) => break stored,
-                // Stale: the store is of an earlier time, and knows nothing of its removal.
-                Err(NodeError::NothingCaptured | NodeError::Stale | NodeError::UnknownNode(_)) => {
-                    return self.lose(read, "its node no longer has its image").await;
-                }
-                Err(NodeError::Unreachable(_)) if self.is_gone_for_good(&node).await => {
-                    return self.lose(read, "its node is gone, and its image with it").await;
-                }
-                // Its image is let go of by the next comparison: nobody will store it.
-                Err(error) if begun.elapsed() > self.settings.store_within => {
-                    let minutes = self.settings.store_within.as_secs().div_ceil(60);
-                    return self.lose(read, &format!("its image could not be stored for {minutes} min: {error}")).await;
-                }
-                Err(error) => {
-                    tracing::warn!(actor = %read.value.key, %error, "a snapshot is not stored yet");
-                    patience.wait(self).await?;
-                    self.still(&read).await?;
-                }
-            }
+        let stored = match self.store_image(&read, &node, order).await? {
+            Ok(stored) => stored,
+            Err(why) => return self.lose(read, &why).await,
         };
         ate_failpoint::reached("save.stored");
         let Stored { manifest, bytes, durable } = stored;
         let settled = SnapshotRef { manifest: Some(manifest), stored_bytes: bytes, ..snapshot.clone() };
         let mut note = Note::new(if intent == Intent::Pause { "Paused" } else { "Suspended" });
         note.snapshot_bytes = bytes;
-        let prefix = settled.prefix.clone();
         let read = self.settle(read, Event::Stored { op, snapshot: settled, durable }, note).await?;
         if read.value.snapshots.uploading != Some(op) {
-            return Ok(read);
+            return Ok(Saved { read, upload: None });
         }
         let (control, actor) = (Arc::clone(self), read.value.clone());
         let upload = self.tasks.spawn(async move { control.finish_upload(driver, &actor).await });
-        if intent != Intent::Suspend {
-            return Ok(read);
-        }
-        // Whoever asked for a suspend was promised a durable one. Meanwhile the actor can be woken from what is here.
-        upload.await.map_err(|_| ControlError::stopping())??;
-        let read = self.actor(&read.value.key).await?;
-        match &read.value.snapshots.durable {
-            Some(durable) if durable.prefix == prefix => Ok(read),
-            _ => Err(ControlError::new(
-                Code::Aborted,
-                format!("actor {} was woken before its snapshot was durable: suspend it again", read.value.key.name),
-            )),
+        Ok(Saved { read, upload: Some(upload) })
+    }
+
+    /// Has the node store what it took out of a worker. `Ok(Err)`: it never will, and why.
+    async fn store_image(
+        &self,
+        read: &Read<Actor>,
+        node: &NodeName,
+        order: SnapshotOrder,
+    ) -> Result<Result<Stored, String>, ControlError> {
+        let (mut patience, mut unanswered, mut failing) = (Patience::new(), Unanswered::times(STORES_GIVEN), None);
+        loop {
+            let begun = Instant::now();
+            let error = match self.nodes.store(node, order.clone()).await {
+                Ok(stored) => return Ok(Ok(stored)),
+                Err(error) => error,
+            };
+            let never = match &error {
+                // Stale: the store is of an earlier time, and knows nothing of its removal.
+                NodeError::NothingCaptured | NodeError::Stale | NodeError::UnknownNode(_) => {
+                    Some("its node no longer has its image".to_owned())
+                }
+                NodeError::Unreachable(_) if self.is_gone_for_good(node).await => {
+                    Some("its node is gone, and its image with it".to_owned())
+                }
+                // A way that is cut is no failure of the disk: the image is there when it is mended.
+                NodeError::Unreachable(_) => {
+                    let hopeless = unanswered.is_hopeless(begun, &self.settings);
+                    hopeless.then(|| "its node has it, and never said that it is stored".to_owned())
+                }
+                // Its image is let go of by the next comparison: nobody will store it.
+                error => {
+                    let since = *failing.get_or_insert_with(Instant::now);
+                    let minutes = self.settings.store_within.as_secs().div_ceil(60);
+                    (since.elapsed() > self.settings.store_within)
+                        .then(|| format!("its image could not be stored for {minutes} min: {error}"))
+                }
+            };
+            if let Some(never) = never {
+                return Ok(Err(never));
+            }
+            tracing::warn!(actor = %read.value.key, %error, "a snapshot is not stored yet");
+            patience.wait(self).await?;
+            self.still(read).await?;
         }
     }
 
@@ -237,9 +293,9 @@ impl Control {
         lease: &Lease,
         order: Capture,
     ) -> Result<Result<Captured, NodeError>, ControlError> {
-        let (mut patience, mut unanswered) = (Patience::new(), Unanswered::default());
+        let (mut patience, mut unanswered) = (Patience::new(), Unanswered::times(GIVEN));
         loop {
-            let begun = tokio::time::Instant::now();
+            let begun = Instant::now();
             match self.nodes.capture(&lease.node, order.clone()).await {
                 Err(error @ NodeError::Unreachable(_)) => {
                     tracing::warn!(actor = %read.value.key, node = %lease.node, %error, "a save waits for its node");
@@ -261,7 +317,7 @@ impl Control {
     /// Ends what is left of an actor in its worker. Until the node has said so the actor is not lost: it may still run.
     async fn discard(&self, read: &Read<Actor>, lease: &Lease) -> Result<(), ControlError> {
         let (uid, generation) = (read.value.uid, read.value.generation);
-        let (mut patience, begun) = (Patience::new(), tokio::time::Instant::now());
+        let (mut patience, begun) = (Patience::new(), Instant::now());
         loop {
             match self.nodes.discard(&lease.node, lease.worker, uid, generation).await {
                 Ok(()) | Err(NodeError::Stale | NodeError::WorkerGone | NodeError::UnknownNode(_)) => return Ok(()),
@@ -333,7 +389,7 @@ impl Control {
     }
 
     /// The actor falls back to its last snapshot; the reason stands in its history.
-    async fn lose(self: &Arc<Self>, read: Read<Actor>, why: &str) -> Result<Read<Actor>, ControlError> {
+    async fn lose(self: &Arc<Self>, read: Read<Actor>, why: &str) -> Result<Saved, ControlError> {
         let key = read.value.key.clone();
         self.settle(read, Event::Lost, Note::because("Lost", why)).await?;
         Err(ControlError::new(

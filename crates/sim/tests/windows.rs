@@ -491,6 +491,30 @@ fn nobody_is_shut_out_if_no_node_is_reached() {
     });
 }
 
+#[test]
+fn an_image_is_kept_for_as_long_as_its_node_is_only_not_reached() {
+    play(async |stage: &Stage| {
+        assert_eq!(stage.count().await, 2);
+        let (node, nodes) = (stage.node().await, stage.nodes());
+        stage.disk_full(&node, true);
+        let cut = async {
+            stage.until("out of its worker", |actor| matches!(actor.phase, Phase::Saving { .. })).await;
+            for node in &nodes {
+                stage.cut_everybody_from(node, true);
+            }
+            stage.disk_full(&node, false);
+            // Longer than a disk may fail.
+            stage.sleep(120).await;
+            for node in &nodes {
+                stage.cut_everybody_from(node, false);
+            }
+        };
+        let (suspended, ()) = tokio::join!(stage.suspend(), cut);
+        assert!(suspended);
+        assert_eq!(stage.count().await, 3);
+    });
+}
+
 /// A node is fine, and one order to it is never answered. Whoever gave it has an end.
 #[test]
 fn an_order_that_is_never_answered_keeps_nobody_for_ever() {

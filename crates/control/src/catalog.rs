@@ -296,29 +296,34 @@ impl Control {
             ate_object::Kind::SandboxConfig => (Kind::Config, "SandboxConfig"),
         };
         let key = object_key(store_kind, name);
-        let mut change = Change::new().guard(Guard::Present(key.clone())).delete(key.clone());
-        let template = self.catalog.template(name).filter(|_| store_kind == Kind::Template);
-        let mut golden = None;
-        if let Some(template) = &template {
-            change = change.guard(Guard::Empty(made_from(template.uid)));
-            golden = self.golden_at_rest(template).await?;
-        }
-        let deleted = match &golden {
-            Some(golden) => {
-                let change = change.guard(golden.record.unchanged()).delete(golden.record.key.clone());
-                self.delete_with(change, &golden.value).await
+        loop {
+            // As the store has it: what is known here may be old, or not be readable here at all.
+            let record = self.store.get(&key).await?;
+            let record =
+                record.ok_or_else(|| ControlError::new(Code::NotFound, format!("{shown} {name} not found")))?;
+            let mut change = Change::new().guard(record.unchanged()).delete(key.clone());
+            let mut golden = None;
+            if store_kind == Kind::Template {
+                let template = Read::<Template>::decode(record)?.value;
+                change = change.guard(Guard::Empty(made_from(template.uid)));
+                golden = self.golden_at_rest(&template).await?;
             }
-            None => self.store.commit(change).await.map(drop),
-        };
-        match deleted {
-            Ok(()) => self.catalog.take(&key, None),
-            Err(CommitError::Conflict { guard: Guard::Empty(_) }) => Err(ControlError::precondition(format!(
-                "ActorTemplate {name} still has actors: delete them first (`ate get actors -A` lists them)"
-            ))),
-            Err(CommitError::Conflict { .. }) => {
-                Err(ControlError::new(Code::NotFound, format!("{shown} {name} not found")))
-            }
-            Err(error) => Err(error.into()),
+            let deleted = match &golden {
+                Some(golden) => {
+                    let change = change.guard(golden.record.unchanged()).delete(golden.record.key.clone());
+                    self.delete_with(change, &golden.value).await
+                }
+                None => self.store.commit(change).await.map(drop),
+            };
+            return match deleted {
+                Ok(()) => self.catalog.take(&key, None),
+                Err(CommitError::Conflict { guard: Guard::Empty(_) }) => Err(ControlError::precondition(format!(
+                    "ActorTemplate {name} still has actors: delete them first (`ate get actors -A` lists them)"
+                ))),
+                // It has changed since it was read.
+                Err(CommitError::Conflict { .. }) => continue,
+                Err(error) => Err(error.into()),
+            };
         }
     }
 

@@ -9,6 +9,7 @@
 //! Each counts with its own clock, the node from the earlier moment and for the shorter time: so it has stopped serving
 //! before anybody else may run its actors.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ate_name::{NodeName, SessionId};
@@ -187,8 +188,11 @@ impl Control {
                 *self.deaf_until.lock() = Some(Instant::now());
             }
             looked = Instant::now();
+            // Most of those that were ever known may be gone, and have nothing left.
+            let populated: BTreeSet<NodeName> =
+                self.fleet.lock().iter().map(|worker| worker.lease.node.clone()).collect();
             for node in self.known_nodes.all() {
-                if let Err(error) = self.judge_node(&node).await {
+                if let Err(error) = self.judge_node(&node, populated.contains(&node)).await {
                     tracing::warn!(%node, %error, "a silent node could not be given up yet");
                 }
             }
@@ -200,8 +204,11 @@ impl Control {
         }
     }
 
-    async fn judge_node(self: &Arc<Self>, node: &NodeName) -> Result<(), ControlError> {
+    async fn judge_node(self: &Arc<Self>, node: &NodeName, has_workers: bool) -> Result<(), ControlError> {
         let Some((known, silence)) = self.known_nodes.last(node) else { return Ok(()) };
+        if known.given_up && !has_workers {
+            return Ok(());
+        }
         if !known.given_up {
             if self.silence(silence) < self.settings.node_lease {
                 if !known.shut_out && self.is_out_of_everybodys_reach(node) {

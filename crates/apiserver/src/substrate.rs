@@ -290,17 +290,18 @@ impl substrate_server::Substrate for SubstrateService {
 
     async fn set_quota(&self, request: Request<SetQuotaRequest>) -> Answer<QuotaStatus> {
         let request = request.into_inner();
-        let (name, quota) = (atespace(request.atespace)?, request.quota.unwrap_or_default());
-        let quota = ate_control::Quota {
+        let name = atespace(request.atespace)?;
+        let parsed = |quota: ate_proto::ate::v1::Quota| ate_control::Quota {
             actors: quota.actors,
             running: quota.running,
             snapshot_bytes: quota.snapshot_bytes,
             wakes_per_second: quota.wakes_per_second,
         };
+        let (quota, seen) = (parsed(request.quota.unwrap_or_default()), request.seen.map(parsed));
         if quota.wakes_per_second == Some(0) {
             return Err(Status::invalid_argument("wakes per second: at least 1; to let nobody wake, allow 0 running"));
         }
-        self.control.set_quota(&name, quota).await.map_err(status)?;
+        self.control.set_quota(&name, quota, seen).await.map_err(status)?;
         self.quota_status(&name).await
     }
 

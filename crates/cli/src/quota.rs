@@ -51,22 +51,28 @@ impl FromStr for Limit {
 }
 
 pub(crate) async fn run(args: QuotaArgs, session: &mut Session<'_>) -> Result<(), CliError> {
-    let request = GetQuotaRequest { atespace: args.atespace.clone() };
-    let answer = session.substrate.get_quota(request).await;
-    let mut status = session.answer(answer)?;
-    let now = status.quota.unwrap_or_default();
     let or = |limit: Option<Limit>, now: Option<u64>| limit.map_or(now, |limit| limit.0);
-    let quota = Quota {
-        actors: or(args.actors, now.actors),
-        running: or(args.running, now.running),
-        snapshot_bytes: or(args.snapshot_bytes, now.snapshot_bytes),
-        wakes_per_second: or(args.wakes_per_second, now.wakes_per_second),
+    let status = loop {
+        let request = GetQuotaRequest { atespace: args.atespace.clone() };
+        let answer = session.substrate.get_quota(request).await;
+        let status = session.answer(answer)?;
+        let now = status.quota.unwrap_or_default();
+        let quota = Quota {
+            actors: or(args.actors, now.actors),
+            running: or(args.running, now.running),
+            snapshot_bytes: or(args.snapshot_bytes, now.snapshot_bytes),
+            wakes_per_second: or(args.wakes_per_second, now.wakes_per_second),
+        };
+        if quota == now {
+            break status;
+        }
+        let request = SetQuotaRequest { atespace: args.atespace.clone(), quota: Some(quota), seen: Some(now) };
+        match session.substrate.set_quota(request).await {
+            // Somebody else has changed another of the limits: theirs stays.
+            Err(changed) if changed.code() == tonic::Code::Aborted => {}
+            answer => break session.answer(answer)?,
+        }
     };
-    if quota != now {
-        let request = SetQuotaRequest { atespace: args.atespace, quota: Some(quota) };
-        let answer = session.substrate.set_quota(request).await;
-        status = session.answer(answer)?;
-    }
     let text = match session.format {
         Format::Json => json_text(&Json::new(&status)),
         Format::Yaml => yaml_text(&Json::new(&status)),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::ledger::Note;
+use crate::quota::outdated;
 use crate::records::{
     Forget, HistoryEntry, Read, actor_key, actors_of, atespace_key, encode, history_of, made_from_key, object_key,
     operation_key,
@@ -93,31 +94,39 @@ impl Control {
         let mut actor =
             Actor::new(uid, key.clone(), template.clone(), made_from.uid, self.keys.sealed(uid), self.world.now());
         actor.selector = selector;
-        let mut change = Change::new()
-            .guard(Guard::Present(object_key(Kind::Template, template)))
-            .guard(Guard::Present(atespace_key(&key.atespace)))
-            .create(actor_key(key), encode(&actor));
-        // The golden actor is part of its template, and goes with it.
-        if !is_golden(key) {
-            change = change.put(made_from_key(made_from.uid, key), Vec::new());
-        }
-        let change = self.count_created(change, &actor)?;
-        let change = self.with_history(change, &actor, 1, None, Note::new("Created"));
-        match self.store.commit(change).await {
-            Ok(_) => Ok(Versioned { actor, version: 1 }),
-            Err(CommitError::Conflict { guard: Guard::Present(key) }) if key.kind() == Kind::Template => Err(missing()),
-            Err(CommitError::Conflict { guard }) if matches!(guard, Guard::AtMost(..)) => {
-                let refused = CommitError::Conflict { guard }.into();
-                self.note_refusal(&refused);
-                Err(refused)
+        loop {
+            let mut change = Change::new()
+                .guard(Guard::Present(object_key(Kind::Template, template)))
+                .guard(Guard::Present(atespace_key(&key.atespace)))
+                .create(actor_key(key), encode(&actor));
+            // The golden actor is part of its template, and goes with it.
+            if !is_golden(key) {
+                change = change.put(made_from_key(made_from.uid, key), Vec::new());
             }
-            Err(CommitError::Conflict { guard: Guard::Present(_) }) => {
-                Err(ControlError::precondition(format!("Atespace {} not found", key.atespace)))
-            }
-            Err(CommitError::Conflict { .. }) => {
-                Err(ControlError::new(Code::AlreadyExists, format!("Actor {} already exists", key.name)))
-            }
-            Err(error) => Err(error.into()),
+            let change = self.count_created(change, &actor)?;
+            let change = self.with_history(change, &actor, 1, None, Note::new("Created"));
+            return match self.store.commit(change).await {
+                Ok(_) => Ok(Versioned { actor, version: 1 }),
+                Err(CommitError::Conflict { guard }) if outdated(&guard).is_some() => {
+                    self.hear_of_limits(&guard).await?;
+                    continue;
+                }
+                Err(CommitError::Conflict { guard: Guard::Present(key) }) if key.kind() == Kind::Template => {
+                    Err(missing())
+                }
+                Err(CommitError::Conflict { guard }) if matches!(guard, Guard::AtMost(..)) => {
+                    let refused = CommitError::Conflict { guard }.into();
+                    self.note_refusal(&refused);
+                    Err(refused)
+                }
+                Err(CommitError::Conflict { guard: Guard::Present(_) }) => {
+                    Err(ControlError::precondition(format!("Atespace {} not found", key.atespace)))
+                }
+                Err(CommitError::Conflict { .. }) => {
+                    Err(ControlError::new(Code::AlreadyExists, format!("Actor {} already exists", key.name)))
+                }
+                Err(error) => Err(error.into()),
+            };
         }
     }
 

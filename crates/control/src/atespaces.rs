@@ -6,7 +6,7 @@ use crate::{Code, Control, ControlError};
 
 impl Control {
     pub async fn create_atespace(&self, name: &AtespaceName) -> Result<(), ControlError> {
-        let record = AtespaceRecord { name: name.clone(), quota: Default::default() };
+        let record = AtespaceRecord { name: name.clone(), quota: Default::default(), limits: 0 };
         match self.store.commit(Change::new().create(atespace_key(name), encode(&record))).await {
             Ok(_) => Ok(()),
             Err(CommitError::Conflict { .. }) => {

@@ -17,6 +17,7 @@ use ate_store::{Change, CommitError, Guard, Kind};
 use crate::actors::Versioned;
 use crate::drive::{Driver, Patience};
 use crate::ledger::Note;
+use crate::quota::outdated;
 use crate::records::{Forget, Fork, Job, actor_key, atespace_key, encode, made_from_key, object_key, operation_key};
 use crate::{Code, Control, ControlError};
 
@@ -256,6 +257,13 @@ impl Control {
             };
             let refused = match self.store.commit(change).await {
                 Ok(_) => return Ok(Versioned { actor, version: 1 }),
+                Err(CommitError::Conflict { guard }) if outdated(&guard).is_some() => {
+                    match self.hear_of_limits(&guard).await {
+                        Err(error) if error.is_store_away() => patience.wait(self).await?,
+                        heard => heard?,
+                    }
+                    continue;
+                }
                 Err(error) => error,
             };
             let refusal = fork.refusal(refused);

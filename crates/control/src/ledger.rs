@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ate_name::{ActorKey, ObjectKey};
 use ate_orders::Phase;
-use ate_store::{Change, Record, Write};
+use ate_store::{Change, CommitError, Record, Write};
 
 use crate::actors::is_golden;
 use crate::drive::Patience;
@@ -109,12 +109,17 @@ impl Control {
         change = self.count_between(change, &read.value, &actor)?;
         let worker = actor.lease().or(read.value.lease()).map(|lease| lease.pod.clone());
         change = self.with_history(change, &actor, read.record.version + 1, worker, note);
-        let committed = self
-            .store
-            .commit(change)
-            .await
-            .map_err(ControlError::from)
-            .inspect_err(|error| self.note_refusal(error))?;
+        let committed = match self.store.commit(change).await {
+            Ok(committed) => committed,
+            Err(error) => {
+                if let CommitError::Conflict { guard } = &error {
+                    self.hear_of_limits(guard).await?;
+                }
+                let error = ControlError::from(error);
+                self.note_refusal(&error);
+                return Err(error);
+            }
+        };
         // At once: whoever asks next finds a worker free that was given back for them. Not one that is gone and was forgotten.
         for mut worker in workers {
             worker.record.version += 1;

@@ -143,7 +143,7 @@ pub struct Control {
     emptying: Mutex<std::collections::BTreeSet<ate_name::WorkerUid>>,
     catalog: catalog::Catalog,
     /// Of those atespaces that have limits.
-    quotas: parking_lot::RwLock<std::collections::HashMap<ate_name::AtespaceName, Quota>>,
+    limits: parking_lot::RwLock<std::collections::HashMap<ate_name::AtespaceName, quota::Limits>>,
     fleet: Mutex<Fleet>,
     /// Workers that this process is about to bind.
     reserved: Mutex<std::collections::BTreeSet<ate_name::WorkerUid>>,

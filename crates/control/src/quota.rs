@@ -6,7 +6,11 @@
 //!                   /running    those that hold a worker
 //!                   /bytes      of the snapshots that its actors refer to
 //!                   /wakes      when, at the pace that is allowed, all wakes so far will have been
+//!                   /limits     which limits hold: grows with each change of them
 //! ```
+//!
+//! What the limits are is remembered by every replica, and whoever asks for room also asks that there are no newer ones: so a limit
+//! holds at every replica from the moment that it is acknowledged.
 //!
 //! A save is never refused: that would cost the actor. What is over its bytes can be saved, but nothing more of it wakes.
 
@@ -84,6 +88,7 @@ const ACTORS: &str = "actors";
 const RUNNING: &str = "running";
 const BYTES: &str = "bytes";
 const WAKES: &str = "wakes";
+const LIMITS: &str = "limits";
 
 const SECOND: u64 = 1_000_000;
 
@@ -120,12 +125,29 @@ fn at_pace(change: Change, atespace: &AtespaceName, rate: u64, now_micros: u64) 
     )
 }
 
+/// The limits of an atespace, and which ones they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Limits {
+    quota: Quota,
+    /// As the atespace's record has it, and its count of limits.
+    number: u64,
+}
+
+/// The atespace whose limits have changed since they were heard of, if that is why a change was refused.
+pub(crate) fn outdated(guard: &Guard) -> Option<AtespaceName> {
+    let Guard::AtMost(key, _) = guard else { return None };
+    let mut segments = key.segments();
+    let (atespace, what) = (segments.next()?, segments.next()?);
+    (what == LIMITS).then(|| AtespaceName::parse(atespace).ok()).flatten()
+}
+
 /// Says what a refusal of a limit means; `None` if it is another refusal.
 pub(crate) fn exceeded(guard: &Guard) -> Option<ControlError> {
     let Guard::AtMost(key, _) = guard else { return None };
     let mut segments = key.segments();
     let (atespace, what) = (segments.next().unwrap_or_default(), segments.next().unwrap_or_default());
     let (what, flag, remedy) = match what {
+        LIMITS => return None,
         ACTORS => ("actors", "actors", "delete some"),
         RUNNING => ("running actors", "running", "suspend some"),
         BYTES => ("bytes of snapshots", "snapshot-bytes", "delete actors that are not needed"),
@@ -169,8 +191,9 @@ impl Control {
         if is_golden(&actor.key) {
             return Ok(change);
         }
+        let (change, quota) = self.limited(change, atespace);
         let change = add(change, atespace, ACTORS, 1);
-        let (bytes, quota) = (snapshot_bytes(actor), self.quota_of(atespace));
+        let bytes = snapshot_bytes(actor);
         let mut change = add(change, atespace, BYTES, difference(0, bytes));
         if let (1.., Some(most)) = (bytes, quota.snapshot_bytes) {
             let key = count_key(atespace, BYTES);
@@ -205,7 +228,7 @@ impl Control {
     }
 
     fn ask_to_wake(&self, change: Change, atespace: &AtespaceName) -> Result<Change, ControlError> {
-        let quota = self.quota_of(atespace);
+        let (change, quota) = self.limited(change, atespace);
         let mut change = self.room_for_one(change, atespace, RUNNING, quota.running)?;
         if let Some(most) = quota.snapshot_bytes {
             change = change.guard(Guard::AtMost(count_key(atespace, BYTES), most));
@@ -218,19 +241,37 @@ impl Control {
 
     /// Says no before anybody is disturbed for a worker. Those who ask at once may all be told yes: the change decides.
     pub(crate) async fn room_to_wake(&self, key: &ActorKey) -> Result<(), ControlError> {
-        let quota = self.quota_of(&key.atespace);
-        let limits = [(RUNNING, quota.running.map(|most| most.saturating_sub(1))), (BYTES, quota.snapshot_bytes)];
-        for (what, most) in limits {
-            let Some(most) = most else { continue };
-            let key = count_key(&key.atespace, what);
-            if number(self.store.get(&key).await?.as_ref())? > most {
-                return Err(self.refuse(&Guard::AtMost(key, most)));
+        let atespace = &key.atespace;
+        let (_, quota) = self.limited(Change::new(), atespace);
+        if quota.is_unlimited() {
+            return Ok(());
+        }
+        if quota.wakes_per_second.is_some() {
+            self.mend_pace(atespace).await?;
+        }
+        for guard in self.ask_to_wake(Change::new(), atespace)?.guards {
+            if let Guard::AtMost(key, most) = &guard
+                && number(self.store.get(key).await?.as_ref())? > *most
+            {
+                self.hear_of_limits(&guard).await?;
+                return Err(exceeded(&guard).map_or_else(ControlError::conflict, |_| self.refuse(&guard)));
             }
         }
-        match quota.wakes_per_second {
-            Some(_) => self.mend_pace(&key.atespace).await,
-            None => Ok(()),
-        }
+        Ok(())
+    }
+
+    /// A change that takes place only under the limits that are known here, and these.
+    fn limited(&self, change: Change, atespace: &AtespaceName) -> (Change, Quota) {
+        let Limits { quota, number } = self.limits.read().get(atespace).copied().unwrap_or_default();
+        (change.guard(Guard::AtMost(count_key(atespace, LIMITS), number)), quota)
+    }
+
+    /// If there are newer limits than those known here, they are read.
+    pub(crate) async fn hear_of_limits(&self, refused: &Guard) -> Result<(), ControlError> {
+        let Some(atespace) = outdated(refused) else { return Ok(()) };
+        let key = atespace_key(&atespace);
+        let record = self.store.get(&key).await?;
+        self.note_atespace(&key, record.as_ref())
     }
 
     /// No pace is ever further ahead than a second and what clocks of replicas differ by: one that is was set by a clock that
@@ -251,19 +292,19 @@ impl Control {
         u64::try_from(self.world.now().as_microsecond()).unwrap_or(0)
     }
 
-    fn quota_of(&self, atespace: &AtespaceName) -> Quota {
-        self.quotas.read().get(atespace).copied().unwrap_or_default()
-    }
-
     /// Takes over what the store says of an atespace.
     pub(crate) fn note_atespace(&self, key: &Key, record: Option<&Record>) -> Result<(), ControlError> {
         let Ok(name) = AtespaceName::parse(key.path()) else { return Ok(()) };
-        let quota = record.map(|record| Read::<AtespaceRecord>::decode(record.clone())).transpose()?;
-        let quota = quota.map(|read| read.value.quota).unwrap_or_default();
-        // Only those that have limits: there may be very many without.
-        match quota.is_unlimited() {
-            true => drop(self.quotas.write().remove(&name)),
-            false => drop(self.quotas.write().insert(name, quota)),
+        let mut limits = self.limits.write();
+        let Some(record) = record else {
+            limits.remove(&name);
+            return Ok(());
+        };
+        let AtespaceRecord { quota, limits: number, .. } = Read::<AtespaceRecord>::decode(record.clone())?.value;
+        let known = limits.get(&name).map_or(0, |known| known.number);
+        // Only those that have, or had, limits: there may be very many without. And older news never replace newer.
+        if number > 0 && number >= known || !quota.is_unlimited() && known == 0 {
+            limits.insert(name, Limits { quota, number });
         }
         Ok(())
     }
@@ -273,14 +314,21 @@ impl Control {
         Ok(())
     }
 
-    /// Changes what an atespace may use. What it uses already stays.
-    pub async fn set_quota(&self, name: &AtespaceName, quota: Quota) -> Result<(), ControlError> {
+    /// Changes what an atespace may use. What it uses already stays. `seen`: only if that is what it may use now.
+    pub async fn set_quota(&self, name: &AtespaceName, quota: Quota, seen: Option<Quota>) -> Result<(), ControlError> {
         loop {
             let record = self.store.get(&atespace_key(name)).await?;
             let record = record.ok_or_else(|| ControlError::atespace_not_found(name))?;
             let read = Read::<AtespaceRecord>::decode(record)?;
-            let changed = read.rewritten(&AtespaceRecord { quota, ..read.value.clone() });
-            match self.store.commit(Change::new().replace(&read.record, changed.clone())).await {
+            if seen.is_some_and(|seen| seen != read.value.quota) {
+                let text = format!("somebody else has changed the quota of Atespace {name}: look at it again");
+                return Err(ControlError::new(Code::Aborted, text));
+            }
+            // By the clock: an atespace of the same name that was made anew has newer ones than any before it.
+            let number = (read.value.limits + 1).max(self.now_micros());
+            let changed = read.rewritten(&AtespaceRecord { quota, limits: number, ..read.value.clone() });
+            let change = Change::new().replace(&read.record, changed.clone());
+            match self.store.commit(change.add_from(count_key(name, LIMITS), 1, number - 1)).await {
                 Ok(committed) => {
                     let record = Record { value: changed.into(), revision: committed.revision, ..read.record };
                     return self.note_atespace(&record.key.clone(), Some(&record));
@@ -302,7 +350,7 @@ impl Control {
 
     /// Nothing is left to count.
     pub(crate) fn without_counts(change: Change, name: &AtespaceName) -> Change {
-        [ACTORS, RUNNING, BYTES, WAKES].iter().fold(change, |change, what| change.delete(count_key(name, what)))
+        [ACTORS, RUNNING, BYTES, WAKES, LIMITS].iter().fold(change, |change, what| change.delete(count_key(name, what)))
     }
 }
 
@@ -333,5 +381,14 @@ mod tests {
         assert_eq!(error.code, Code::ResourceExhausted);
         assert!(error.text.contains("Atespace space") && error.text.contains("ate quota space --running N"));
         assert!(exceeded(&Guard::Present(count_key(&space, RUNNING))).is_none());
+    }
+
+    #[test]
+    fn limits_that_have_changed_are_no_limit_that_is_reached() {
+        let space = AtespaceName::parse("space").unwrap();
+        let guard = Guard::AtMost(count_key(&space, LIMITS), 3);
+        assert_eq!(outdated(&guard), Some(space.clone()));
+        assert!(exceeded(&guard).is_none());
+        assert_eq!(outdated(&Guard::AtMost(count_key(&space, RUNNING), 3)), None);
     }
 }

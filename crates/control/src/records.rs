@@ -140,6 +140,13 @@ pub(crate) struct AtespaceRecord {
     pub(crate) name: AtespaceName,
     #[serde(default, skip_serializing_if = "Quota::is_unlimited")]
     pub(crate) quota: Quota,
+    /// Which limits these are; zero if there were never any.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) limits: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Something is under way. Whoever finds one that nobody drives brings it to an end.

@@ -54,7 +54,7 @@ impl Control {
             keys,
             settings,
             catalog: catalog::Catalog::new(),
-            quotas: Default::default(),
+            limits: Default::default(),
             fleet: Mutex::default(),
             reserved: Mutex::default(),
             freed: tokio::sync::Notify::new(),

@@ -215,7 +215,7 @@ impl Simulation {
         }
     }
 
-    /// A quota that everybody has heard of before anything goes wrong, so that it is passed at no commit.
+    /// A quota, which is passed at no commit from here on.
     async fn limit(&self) {
         let few = |least: usize, more: usize| Some((least + self.world.dice.below(more)) as u64);
         let quota = Quota {
@@ -225,9 +225,8 @@ impl Simulation {
             wakes_per_second: if self.world.dice.happens(500) { few(1, 4) } else { None },
         };
         let space = &self.clients.actors[0].atespace;
-        let limited = self.clients.call(async |replica| replica.control.set_quota(space, quota).await).await;
+        let limited = self.clients.call(async |replica| replica.control.set_quota(space, quota, None).await).await;
         if matches!(limited, Some(Ok(()))) {
-            tokio::time::sleep(Duration::from_secs(2)).await;
             self.world.say(format_args!("{quota:?}"));
             *self.store.quota.lock() = quota;
         }

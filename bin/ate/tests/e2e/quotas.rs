@@ -33,22 +33,8 @@ async fn create_a_thousand(clients: &[&Client]) -> (usize, usize) {
 }
 
 async fn set_quota(client: &Client, quota: Quota) {
-    let request = SetQuotaRequest { atespace: "space".into(), quota: Some(quota) };
+    let request = SetQuotaRequest { atespace: "space".into(), quota: Some(quota), seen: None };
     client.substrate().set_quota(request).await.expect("a quota");
-}
-
-/// It learns of a quota by the feed: until then it would wake somebody, though nobody may run.
-async fn until_it_knows(client: &Client, actor: &str) {
-    let knows = || async {
-        match client.resume("space", actor, false).await {
-            Ok(()) => {
-                client.suspend("space", actor).await;
-                false
-            }
-            Err(error) => error.code() == tonic::Code::ResourceExhausted,
-        }
-    };
-    client.until("it knows of the quota", knows).await;
 }
 
 #[tokio::test]
@@ -58,8 +44,10 @@ async fn two_replicas_do_not_pass_a_quota_by_one_together() {
     one.apply_counter(1, "  idle: {}").await;
     other.create_atespace("space").await;
     one.create_counter("space", "first").await;
+    // Whether or not the other has heard of it by then.
     set_quota(&one, Quota { actors: Some(701), running: Some(0), ..Default::default() }).await;
-    until_it_knows(&other, "first").await;
+    let woken = other.resume("space", "first", false).await.expect_err("nobody may run");
+    assert_eq!(woken.code(), tonic::Code::ResourceExhausted, "{woken}");
     assert_eq!(create_a_thousand(&[&one, &other]).await, (700, 300));
     let refused = async |api| cluster.counted(api, "ate_quota_refusals_total").await;
     assert!(refused("api-0").await + refused("api-1").await >= 300, "and counted");
@@ -77,8 +65,6 @@ async fn two_replicas_do_not_pass_a_quota_of_wakes_together() {
         clients[0].create_counter("space", &format!("a{number}")).await;
     }
     let one_a_second = Quota { wakes_per_second: Some(1), ..Default::default() };
-    set_quota(&clients[0], Quota { running: Some(0), ..one_a_second }).await;
-    until_it_knows(&clients[1], "a0").await;
     set_quota(&clients[0], one_a_second).await;
     let begun = jiff::Timestamp::now().as_second();
     let wakes = (0..ACTORS).map(|number| {

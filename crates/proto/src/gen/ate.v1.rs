@@ -1151,6 +1151,9 @@ pub struct SetQuotaRequest {
     /// Replaces all limits.
     #[prost(message, optional, tag = "2")]
     pub quota: ::core::option::Option<Quota>,
+    /// The limits that this was decided by. ABORTED if they are others by now; absent: whatever they are.
+    #[prost(message, optional, tag = "3")]
+    pub seen: ::core::option::Option<Quota>,
 }
 impl ::prost::Name for SetQuotaRequest {
     const NAME: &'static str = "SetQuotaRequest";

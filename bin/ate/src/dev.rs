@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use ate_control::Control;
 use ate_identity::Identity;
 use ate_name::{NodeName, WorkerUid};
@@ -78,7 +78,14 @@ pub(crate) async fn run(args: DevArgs, data: &Path) -> anyhow::Result<()> {
         error = any_ended(&mut machine.serving) => Err(error),
         error = any_ended(&mut machine.tending) => Err(error),
     };
-    machine.stop().await?;
+    tokio::select! {
+        stopped = machine.stop() => stopped?,
+        // Whoever asks a second time does not want to wait. What is not put away stays in its worker, as after a crash.
+        _ = asked_to_end() => bail!(
+            "ended before everything was put away: start `ate dev` again on this directory within {} minutes to keep it",
+            ate_worker::ORPHANED_AFTER.as_secs() / 60
+        ),
+    }
     ended
 }
 

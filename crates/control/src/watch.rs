@@ -1,6 +1,7 @@
 //! Starting and stopping: the loops that run beside the requests.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ate_name::ReplicaId;
 use ate_orders::{NodeEvent, Nodes};
@@ -14,6 +15,9 @@ use crate::{
 
 /// Freezes and thaws that a watcher may be behind; it misses those beyond, and sees the next.
 const STIRRED: usize = 1024;
+
+/// A server that stops waits no longer for nodes.
+const STOPPED_WITHIN: Duration = Duration::from_secs(30);
 
 /// What is kept in memory of the store.
 const FOLLOWED: [Kind; 8] =
@@ -164,10 +168,15 @@ impl Control {
         }
     }
 
-    /// Begins nothing new and waits for what is under way.
+    /// Begins nothing new and waits for what is under way; for a while: a node may be slow to answer, and whatever is left has
+    /// its record.
     pub async fn stop(&self) {
         self.stopping.cancel();
         self.tasks.close();
-        self.tasks.wait().await;
+        if tokio::time::timeout(STOPPED_WITHIN, self.tasks.wait()).await.is_err() {
+            tracing::warn!(
+                "operations are still under way: they are taken up by another replica, or by the next start"
+            );
+        }
     }
 }

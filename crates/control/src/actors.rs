@@ -2,10 +2,8 @@
 
 use ate_actor::{Actor, Status};
 use ate_name::{ActorKey, ActorUid, AtespaceName, Labels, ObjectKey};
-use ate_store::{Change, CommitError, Guard, Kind, Mutation, Prefix, Revision};
-use futures::{Stream, StreamExt};
+use ate_store::{Change, CommitError, Guard, Kind, Prefix};
 use std::sync::Arc;
-use tokio::sync::broadcast::error::RecvError;
 
 use crate::ledger::Note;
 use crate::quota::outdated;
@@ -26,36 +24,6 @@ const SEEN_GONE: std::time::Duration = std::time::Duration::from_secs(5);
 pub struct Versioned {
     pub actor: Actor,
     pub version: u64,
-}
-
-/// One message of a watch.
-#[derive(Clone, Debug)]
-pub struct ActorChange {
-    pub revision: u64,
-    pub change: Changed,
-}
-
-#[derive(Clone, Debug)]
-pub enum Changed {
-    Put(Box<Versioned>),
-    Deleted(ActorKey),
-    /// Everything there was has been told; from here on it is news.
-    Listed,
-}
-
-impl ActorChange {
-    fn of(revision: Revision, mutation: &Mutation) -> Result<Self, ControlError> {
-        let change = match mutation {
-            Mutation::Put(record) => Changed::Put(Box::new(Read::<Actor>::decode(record.clone())?.into())),
-            Mutation::Deleted(key) => {
-                let (atespace, name) = key.path().split_once('/').unwrap_or_default();
-                let key = ActorKey::parse(atespace, name)
-                    .map_err(|error| ControlError::new(Code::Internal, error.to_string()))?;
-                Changed::Deleted(key)
-            }
-        };
-        Ok(Self { revision: revision.0, change })
-    }
 }
 
 impl From<Read<Actor>> for Versioned {
@@ -147,7 +115,8 @@ impl Control {
         Ok(Read { value: updated, ..read }.into())
     }
 
-    /// A page of actors in the order of their keys, after the one named. The token is the last key of the page.
+    /// A page of actors in the order of their keys, after the one named. The token is the last key of the page. One that cannot be
+    /// read, as a newer build may write it, is in the log, and keeps nobody from seeing the rest.
     pub async fn list_actors(
         &self,
         atespace: Option<&AtespaceName>,
@@ -157,12 +126,8 @@ impl Control {
         let prefix = atespace.map_or_else(|| Prefix::all(Kind::Actor), actors_of);
         let page = self.store.list(&prefix, after, limit).await?;
         let token = page.records.last().filter(|_| page.more).map(|record| record.key.path().to_owned());
-        let actors = page
-            .records
-            .into_iter()
-            .map(|record| Ok(Read::<Actor>::decode(record)?.into()))
-            .collect::<Result<_, ControlError>>()?;
-        Ok((actors, token))
+        let readable = page.records.into_iter().filter_map(|record| Read::<Actor>::decode(record).ok());
+        Ok((readable.map(Versioned::from).collect(), token))
     }
 
     pub async fn delete_actor(self: &Arc<Self>, key: &ActorKey) -> Result<(), ControlError> {
@@ -189,88 +154,6 @@ impl Control {
         self.store.commit(self.with_forget(ended, driver.op, forget.clone())).await?;
         let _ = tokio::time::timeout(SEEN_GONE, self.forget_behind(driver, forget)).await;
         Ok(())
-    }
-
-    /// Actors as they are, then as they change. `after` a revision that a change was seen at: only what came later.
-    pub async fn watch_actors(
-        self: &Arc<Self>,
-        atespace: Option<&AtespaceName>,
-        after: Option<u64>,
-    ) -> Result<impl Stream<Item = Result<ActorChange, ControlError>> + Send + use<>, ControlError> {
-        let prefix = atespace.map_or_else(|| Prefix::all(Kind::Actor), actors_of);
-        let since = match after {
-            Some(revision) => Revision(revision),
-            None => self.store.revision().await?,
-        };
-        let too_old = |error: ate_store::WatchError| {
-            ControlError::new(Code::OutOfRange, format!("{error}: list again and watch from there"))
-        };
-        let feed = self.store.watch(std::slice::from_ref(&prefix), since).await.map_err(too_old)?;
-        let changes = feed.flat_map(move |event| {
-            let changes = match event {
-                Ok(event) => event.mutations.iter().map(|mutation| ActorChange::of(event.revision, mutation)).collect(),
-                Err(error) => vec![Err(too_old(error))],
-            };
-            futures::stream::iter(changes)
-        });
-        let control = Arc::clone(self);
-        let listed = futures::stream::unfold((after.is_some(), None::<String>), move |(done, token)| {
-            let (control, prefix) = (Arc::clone(&control), prefix.clone());
-            async move {
-                if done {
-                    return None;
-                }
-                match control.store.list(&prefix, token.as_deref(), MAX_PAGE).await {
-                    Ok(page) => {
-                        let next = page.records.last().map(|record| record.key.path().to_owned());
-                        let more = page.more;
-                        let mut items: Vec<_> = page
-                            .records
-                            .into_iter()
-                            .map(|record| {
-                                Ok(ActorChange {
-                                    revision: since.0,
-                                    change: Changed::Put(Box::new(Read::<Actor>::decode(record)?.into())),
-                                })
-                            })
-                            .collect();
-                        if !more {
-                            items.push(Ok(ActorChange { revision: since.0, change: Changed::Listed }));
-                        }
-                        Some((futures::stream::iter(items), (!more, next)))
-                    }
-                    Err(fault) => Some((futures::stream::iter(vec![Err(fault.into())]), (true, None))),
-                }
-            }
-        });
-        Ok(listed.flatten().chain(futures::stream::select(changes, self.stirrings(atespace.cloned()))))
-    }
-
-    /// Actors as they are each time they are frozen or thawed. No news of the store's, so the version does not move.
-    fn stirrings(
-        self: &Arc<Self>,
-        atespace: Option<AtespaceName>,
-    ) -> impl Stream<Item = Result<ActorChange, ControlError>> + Send + use<> {
-        let control = Arc::clone(self);
-        futures::stream::unfold(self.stirred.subscribe(), move |mut stirred| {
-            let (control, atespace) = (Arc::clone(&control), atespace.clone());
-            async move {
-                loop {
-                    let key = match stirred.recv().await {
-                        Ok(key) if atespace.as_ref().is_none_or(|atespace| *atespace == key.atespace) => key,
-                        Ok(_) | Err(RecvError::Lagged(_)) => continue,
-                        Err(RecvError::Closed) => return None,
-                    };
-                    if let Ok(read) = control.actor(&key).await {
-                        let revision = read.record.revision.0;
-                        return Some((
-                            Ok(ActorChange { revision, change: Changed::Put(Box::new(read.into())) }),
-                            stirred,
-                        ));
-                    }
-                }
-            }
-        })
     }
 
     /// What happened to an actor, oldest first.

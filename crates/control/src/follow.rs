@@ -17,7 +17,8 @@ use crate::{Control, ControlError};
 
 #[derive(Default)]
 pub(crate) struct Follower {
-    waiting: Mutex<BTreeMap<ActorKey, Arc<Notify>>>,
+    /// Those who wait for news of an actor, and how many they are.
+    waiting: Mutex<BTreeMap<ActorKey, (usize, Arc<Notify>)>>,
     /// The newest that is known of each worker.
     workers: Mutex<BTreeMap<WorkerUid, Read<WorkerRecord>>>,
 }
@@ -40,9 +41,11 @@ impl Deref for Waiting<'_> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let mut waiting = self.follower.waiting.lock();
-        // The map's and this one.
-        if Arc::strong_count(&self.notify) == 2 {
-            waiting.remove(self.key);
+        if let Some((many, _)) = waiting.get_mut(self.key) {
+            *many -= 1;
+            if *many == 0 {
+                waiting.remove(self.key);
+            }
         }
     }
 }
@@ -50,19 +53,21 @@ impl Drop for Waiting<'_> {
 impl Follower {
     /// Told when the actor's record changes. Make the notification before reading the record: what changes from then on wakes it.
     pub(crate) fn of<'a>(&'a self, key: &'a ActorKey) -> Waiting<'a> {
-        let notify = Arc::clone(self.waiting.lock().entry(key.clone()).or_default());
-        Waiting { follower: self, key, notify }
+        let mut waiting = self.waiting.lock();
+        let (many, notify) = waiting.entry(key.clone()).or_default();
+        *many += 1;
+        Waiting { follower: self, key, notify: Arc::clone(notify) }
     }
 
     pub(crate) fn changed(&self, key: &ActorKey) {
-        if let Some(notify) = self.waiting.lock().get(key) {
+        if let Some((_, notify)) = self.waiting.lock().get(key) {
             notify.notify_waiters();
         }
     }
 
     /// Something may have changed that nobody was told of.
     pub(crate) fn all_changed(&self) {
-        self.waiting.lock().values().for_each(|notify| notify.notify_waiters());
+        self.waiting.lock().values().for_each(|(_, notify)| notify.notify_waiters());
     }
 
     pub(crate) fn ingress(&self, worker: WorkerUid) -> Option<Ingress> {
@@ -155,7 +160,7 @@ impl Control {
     }
 }
 
-fn actor_name(key: &Key) -> Option<ActorKey> {
+pub(crate) fn actor_name(key: &Key) -> Option<ActorKey> {
     let (atespace, name) = key.path().split_once('/')?;
     ActorKey::parse(atespace, name).ok()
 }

@@ -3,16 +3,19 @@
 //! Two replicas, calm weather. The first does what is asked and dies where the scenario says; the second is all that is
 //! left. [`Stage`] says what is done; each test of `tests/windows.rs` is one row of `docs/faults.md`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ate_actor::{Actor, Event, Intent, Phase};
 use ate_control::{
-    Asked, Assigned, Assignee, AuditEntry, ControlError, NodeRecord, Quota, Replicas, Settings, WorkerRecord,
+    ActorChange, Asked, Assigned, Assignee, AuditEntry, ControlError, NodeRecord, Quota, Replicas, Settings,
+    WorkerRecord,
 };
 use ate_name::{ActorKey, ActorUid, Generation, NodeName};
 use ate_store::{Change, Key, Kind, Record, Store};
+use futures::StreamExt;
+use futures::stream::BoxStream;
 
 use crate::clients::SPACE;
 use crate::cluster::Met;
@@ -297,6 +300,50 @@ impl Stage {
         self.sleep(5).await;
     }
 
+    fn copied(index: usize) -> Key {
+        Key::parse(Kind::Actor, &format!("{SPACE}/copied-{index:05}")).expect("a key")
+    }
+
+    /// Writes as many more records of actors, each like the actor's own. To be removed before it comes to rest.
+    pub async fn copy_records(&self, many: usize) {
+        let actor = self.actor().await.expect("it is there");
+        for index in 0..many {
+            let name =
+                Self::copied(index).path().split_once('/').map(|(_, name)| name.to_owned()).expect("two segments");
+            let key = ActorKey::parse(SPACE, &name).expect("a name");
+            let copy = serde_json::to_vec(&Actor { key, ..actor.clone() }).expect("an actor is JSON");
+            let change = Change::new().put(Self::copied(index), copy);
+            self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+        }
+    }
+
+    /// Writes one of them again.
+    pub async fn touch_copy(&self, index: usize) {
+        let memory = &self.simulation.store.memory;
+        let record = memory.get(&Self::copied(index)).await.expect("memory does not fail").expect("it is there");
+        memory.commit(Change::new().put(record.key, record.value)).await.expect("memory does not fail");
+    }
+
+    pub async fn remove_copy(&self, index: usize) {
+        let change = Change::new().delete(Self::copied(index));
+        self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+    }
+
+    /// Every actor, and how often its record was written.
+    pub async fn versions(&self) -> BTreeMap<ActorKey, u64> {
+        let records = self.simulation.store.all(Kind::Actor).await.into_iter();
+        let versions = records.map(|record| {
+            let actor: Actor = serde_json::from_slice(&record.value).expect("an actor");
+            (actor.key, record.version)
+        });
+        versions.collect()
+    }
+
+    /// What whoever watches actors at the first replica is told.
+    pub async fn watch(&self, after: Option<u64>) -> BoxStream<'static, Result<ActorChange, ControlError>> {
+        self.first.control.watch_actors(None, after).await.expect("they can be watched").boxed()
+    }
+
     /// All feeds of the store end, while it is away for a while, and one more replica comes.
     pub async fn begin_anew(&self) {
         self.store_away(true);
@@ -551,11 +598,19 @@ impl Stage {
 
     /// Limits what its atespace may do.
     pub async fn set_quota(&self, quota: Quota) {
-        let set =
-            self.simulation.clients.call(async |replica| replica.control.set_quota(&self.actor.atespace, quota).await);
+        let set = self
+            .simulation
+            .clients
+            .call(async |replica| replica.control.set_quota(&self.actor.atespace, quota, None).await);
         set.await.expect("a replica lives").expect("the atespace is there");
-        // Until every replica has heard of it.
-        self.sleep(1).await;
+    }
+
+    /// The same by somebody who has seen other limits.
+    pub async fn set_quota_by(&self, quota: Quota, seen: Quota) -> Result<(), ControlError> {
+        let space = &self.actor.atespace;
+        let set =
+            self.simulation.clients.call(async |replica| replica.control.set_quota(space, quota, Some(seen)).await);
+        set.await.expect("a replica lives")
     }
 
     /// What all replicas together have counted.
@@ -575,6 +630,23 @@ impl Stage {
             resuming.spawn(async move { replica.control.resume_actor(&key, false).await.map(drop) });
         }
         resuming.join_all().await
+    }
+
+    /// The actors that hold a worker and are not on their way out of it.
+    pub async fn running(&self) -> Vec<ActorKey> {
+        let mut running = Vec::new();
+        for key in &self.simulation.clients.actors {
+            let actor = self.simulation.store.actor(key).await;
+            running.extend(actor.filter(|actor| matches!(actor.phase, Phase::Running { .. })).map(|actor| actor.key));
+        }
+        running
+    }
+
+    /// Resumes an actor that is at rest, at the first replica.
+    pub async fn resume_another(&self) -> Result<(), ControlError> {
+        let running = self.running().await;
+        let another = self.simulation.clients.actors.iter().find(|key| !running.contains(key)).expect("one is at rest");
+        self.first.control.resume_actor(another, false).await.map(drop)
     }
 
     /// Suspends the actor and wakes it again, at each replica in turn.

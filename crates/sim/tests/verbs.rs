@@ -1,11 +1,13 @@
 //! What people do to actors beyond waking them and putting them to rest, in the middle of everything else.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ate_actor::{Actor, Phase, Status};
-use ate_control::{Code, Quota};
+use ate_control::{ActorChange, Changed, Code, Quota};
 use ate_name::NodeName;
 use ate_sim::scenario::{Stage, play, play_alone, play_with};
+use futures::StreamExt;
 
 /// Begins something that hangs, because its node falls silent or its disk is full, and does `what` meanwhile.
 async fn amid(stage: &Stage, phase: &str, silence: fn(&Stage, &NodeName), what: impl AsyncFnOnce()) {
@@ -135,6 +137,74 @@ fn a_restart_keeps_the_files_and_nothing_else() {
         assert_eq!(counted_anew(stage, before).await, (5, false), "once");
         assert!(stage.restart(true).await, "by force");
         assert_eq!(counted_anew(stage, before).await, (5, true), "with the files of its last snapshot");
+    });
+}
+
+#[test]
+fn a_restart_does_not_wait_for_durable_storage() {
+    play(async |stage: &Stage| {
+        assert_eq!(stage.count().await, 2);
+        let before = stage.nonce();
+        stage.storage_away(true);
+        assert!(stage.restart(false).await);
+        assert_eq!(counted_anew(stage, before).await, (3, true));
+        stage.storage_away(false);
+    });
+}
+
+#[test]
+fn a_watch_shows_what_there_is_while_it_changes_and_goes_on_where_it_was_left() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        // Several pages.
+        stage.copy_records(2500).await;
+        let mut watch = stage.watch(None).await;
+        let mut shown = BTreeMap::new();
+        let show = |shown: &mut BTreeMap<_, _>, change| match change {
+            Changed::Put(versioned) => drop(shown.insert(versioned.actor.key, versioned.version)),
+            Changed::Deleted(key) => drop(shown.remove(&key)),
+            Changed::Listed => {}
+        };
+        let first = watch.next().await.expect("there are some").expect("they can be read");
+        show(&mut shown, first.change);
+        // Behind the list, and ahead of it.
+        for index in [7, 2400] {
+            stage.touch_copy(index).await;
+            stage.remove_copy(index + 1).await;
+        }
+        let mut listed = loop {
+            let ActorChange { revision, change } = watch.next().await.expect("it goes on").expect("it can be read");
+            if matches!(change, Changed::Listed) {
+                break revision;
+            }
+            assert_eq!(revision, 0, "it cannot be gone on with halfway");
+            show(&mut shown, change);
+        };
+        // What the feed had not told by then comes behind it.
+        for _ in 0..4 {
+            if shown == stage.versions().await {
+                break;
+            }
+            let ActorChange { revision, change } = watch.next().await.expect("it goes on").expect("it can be read");
+            assert!(revision > listed, "{revision} and {listed}");
+            listed = revision;
+            show(&mut shown, change);
+        }
+        assert_eq!(shown, stage.versions().await);
+        drop(watch);
+        stage.touch_copy(7).await;
+        stage.remove_copy(9).await;
+        let mut watch = stage.watch(Some(listed)).await;
+        let mut news = Vec::new();
+        for _ in 0..2 {
+            let ActorChange { revision, change } = watch.next().await.expect("it goes on").expect("it can be read");
+            assert!(revision > listed, "{revision} and {listed}");
+            news.push(matches!(change, Changed::Put(_)));
+        }
+        assert_eq!(news, [true, false]);
+        for index in 0..2500 {
+            stage.remove_copy(index).await;
+        }
     });
 }
 
@@ -334,6 +404,36 @@ fn however_many_wake_at_once_their_quota_holds() {
     // By one clock; and a second would have to pass for another.
     let paced = Quota { wakes_per_second: Some(1), ..Quota::default() };
     play_alone(12, async |stage: &Stage| wakes(stage, paced, 1).await);
+}
+
+#[test]
+fn who_wakes_too_fast_disturbs_nobody_for_a_worker() {
+    play_alone(12, async |stage: &Stage| {
+        stage.resume_all().await;
+        let workers = stage.running().await.len();
+        // Frozen, so that they would be asked to make room, and not yet put to rest.
+        stage.sleep(4).await;
+        stage.set_quota(Quota { wakes_per_second: Some(1), ..Quota::default() }).await;
+        stage.resume_another().await.expect("the first of its second");
+        let running = stage.running().await;
+        assert_eq!(running.len(), workers, "no worker is free");
+        let refused = stage.resume_another().await.expect_err("the second");
+        assert_eq!(refused.code, Code::ResourceExhausted, "{refused}");
+        stage.sleep(1).await;
+        assert_eq!(stage.running().await, running);
+        stage.set_quota(Quota::default()).await;
+    });
+}
+
+#[test]
+fn who_sets_a_quota_changes_only_what_they_have_seen() {
+    play(async |stage: &Stage| {
+        let (none, two) = (Quota::default(), Quota { actors: Some(2), ..Quota::default() });
+        stage.set_quota_by(two, none).await.expect("there were none");
+        let late = stage.set_quota_by(Quota { running: Some(1), ..none }, none).await.expect_err("there are now");
+        assert_eq!(late.code, Code::Aborted, "{late}");
+        stage.set_quota_by(Quota { running: Some(1), ..two }, two).await.expect("they are these");
+    });
 }
 
 #[test]

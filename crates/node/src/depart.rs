@@ -10,6 +10,7 @@ use ate_snapshot::{ActorIdentity, Asset, DataKey, Manifest, Scope, SecretExposur
 use ate_sys::Memory;
 use ate_worker::LinkError;
 use ate_worker::link::{self, Answer, Command, Refusal};
+use parking_lot::Mutex;
 
 use crate::Node;
 use crate::boxes::Ran;
@@ -20,16 +21,28 @@ use crate::workers::{Handle, Memo};
 /// Room beyond what the sandbox uses, for the parts of an image that are not memory.
 const IMAGE_SLACK: usize = 8 << 20;
 
-/// What a worker has given up and nobody has stored yet.
-#[derive(Debug)]
+/// What a worker has given up and nobody has stored yet. It counts as held all the while that it is written down: a node that
+/// leaves waits for it, and its worker is not ended.
+#[derive(Clone, Debug)]
 pub(crate) struct InHand {
+    taken: Arc<Mutex<Taken>>,
+    /// The worker that keeps hold of it too until it is stored.
+    worker: Arc<Handle>,
+}
+
+#[derive(Debug)]
+struct Taken {
     memory: Option<(Memory, usize)>,
     archive: Option<std::fs::File>,
     ran: Ran,
-    /// The worker that keeps hold of it too until it is stored.
-    worker: Arc<Handle>,
     /// Disk that is set aside for it.
     room: Option<std::fs::File>,
+}
+
+impl InHand {
+    fn new(taken: Taken, worker: &Arc<Handle>) -> Self {
+        Self { taken: Arc::new(Mutex::new(taken)), worker: Arc::clone(worker) }
+    }
 }
 
 impl Node {
@@ -105,7 +118,7 @@ impl Node {
             Ok(Answer::Captured { image_bytes, phases }) => {
                 let length = usize::try_from(image_bytes).unwrap_or(0);
                 let memory = memory.map(|memory| (memory, length));
-                let in_hand = InHand { memory, archive, ran, worker: Arc::clone(&handle), room: Some(room) };
+                let in_hand = InHand::new(Taken { memory, archive, ran, room: Some(room) }, &handle);
                 self.captured.lock().insert(order.op, in_hand);
                 ate_failpoint::reached("node.captured");
                 handle.vacate(order.actor, order.generation);
@@ -143,7 +156,7 @@ impl Node {
         let length = usize::try_from(recalled.image_bytes).map_err(|error| unclear(&error))?;
         let memory = memory.map(Memory::from_fd).transpose().map_err(|error| unclear(&error))?;
         let memory = memory.map(|memory| (memory, length));
-        let in_hand = InHand { memory, archive, ran, worker: Arc::clone(handle), room: None };
+        let in_hand = InHand::new(Taken { memory, archive, ran, room: None }, handle);
         self.captured.lock().insert(op, in_hand);
         Ok(())
     }
@@ -163,29 +176,22 @@ impl Node {
         let there = tokio::task::spawn_blocking(move || node.snapshots.stored(&at)).await;
         // Asked twice, or after a restart. What is there may have been settled: written once more it would be another.
         if let Some((manifest, bytes)) = there.map_err(io::Error::other).flatten().map_err(unclear)? {
-            let in_hand = self.captured.lock().remove(&order.op);
-            if let Some(in_hand) = in_hand {
-                self.release(order.op, in_hand);
-            }
+            self.let_go(order.op);
             return Ok(Stored { manifest, bytes, durable: !self.snapshots.has_tier() });
         }
-        let in_hand = self.captured.lock().remove(&order.op).ok_or(NodeError::NothingCaptured)?;
+        let in_hand = self.captured.lock().get(&order.op).cloned().ok_or(NodeError::NothingCaptured)?;
         let (node, op) = (Arc::clone(self), order.op);
-        let stored =
-            tokio::task::spawn_blocking(move || node.write_down(&key, &order, in_hand, data_key.as_ref())).await;
-        match stored.map_err(|error| NodeError::Failed(error.to_string()))? {
-            Ok((manifest, bytes, in_hand)) => {
-                ate_failpoint::reached("node.stored");
-                self.release(op, in_hand);
-                Ok(Stored { manifest, bytes, durable: !self.snapshots.has_tier() })
-            }
-            Err(failed) => {
-                let (error, in_hand) = *failed;
-                // Kept: the next try begins with it.
-                self.captured.lock().insert(op, in_hand);
-                Err(NodeError::Failed(ate_orders::chain(&error)))
-            }
-        }
+        let stored = tokio::task::spawn_blocking(move || {
+            node.write_down(&key, &order, &mut in_hand.taken.lock(), data_key.as_ref())
+        });
+        // If it fails the next try begins with it.
+        let (manifest, bytes) = stored
+            .await
+            .map_err(|error| NodeError::Failed(error.to_string()))?
+            .map_err(|error| NodeError::Failed(ate_orders::chain(&error)))?;
+        ate_failpoint::reached("node.stored");
+        self.let_go(op);
+        Ok(Stored { manifest, bytes, durable: !self.snapshots.has_tier() })
     }
 
     /// Whether something that this worker captured is not stored yet.
@@ -194,9 +200,10 @@ impl Node {
     }
 
     /// What was stored need not be held any more, neither here nor in its worker.
-    fn release(self: &Arc<Self>, op: OpId, in_hand: InHand) {
-        let worker = Arc::clone(&in_hand.worker);
-        drop(in_hand);
+    fn let_go(self: &Arc<Self>, op: OpId) {
+        let in_hand = self.captured.lock().remove(&op);
+        let Some(InHand { taken, worker }) = in_hand else { return };
+        drop(taken);
         self.refill_memories();
         self.tasks.spawn(async move {
             if let Err(LinkError::Refused(refusal)) = worker.link.call(Command::Release { op }, &[]).await {
@@ -218,37 +225,23 @@ impl Node {
         &self,
         key: &SnapshotKey,
         order: &SnapshotOrder,
-        mut in_hand: InHand,
+        taken: &mut Taken,
         data_key: Option<&DataKey>,
-    ) -> Result<(ate_name::Digest, u64, InHand), Box<(SnapshotError, InHand)>> {
-        in_hand.room = None;
+    ) -> Result<(ate_name::Digest, u64), SnapshotError> {
+        taken.room = None;
         let base = order.base.as_ref().filter(|_| order.full).and_then(|at| {
             let base = SnapshotKey::parse(&at.prefix).ok()?;
             let manifest = self.snapshots.manifest(&base, &at.manifest).ok()?;
             let loaded = self.snapshots.base(&base, manifest.image?.digest).ok()?;
             Some((base, loaded))
         });
-        let manifest = self.new_manifest(order, &in_hand.ran);
-        let archive = match in_hand.archive.as_ref().map(std::fs::File::try_clone).transpose() {
-            Ok(archive) => archive,
-            Err(source) => {
-                let error = SnapshotError::Io { what: "read the archive", key: key.to_string(), source };
-                return Err(Box::new((error, in_hand)));
-            }
-        };
-        let result = match &mut in_hand.memory {
-            Some((memory, length)) => match memory.map(*length) {
-                Ok(image) => {
-                    self.snapshots.save(key, Unsaved { manifest, image: Some(&image), archive, base, key: data_key })
-                }
-                Err(source) => Err(SnapshotError::Io { what: "map the image", key: key.to_string(), source }),
-            },
-            None => self.snapshots.save(key, Unsaved { manifest, image: None, archive, base, key: data_key }),
-        };
-        match result {
-            Ok((manifest, bytes)) => Ok((manifest, bytes, in_hand)),
-            Err(error) => Err(Box::new((error, in_hand))),
-        }
+        let io = |what| move |source| SnapshotError::Io { what, key: key.to_string(), source };
+        let manifest = self.new_manifest(order, &taken.ran);
+        let archive =
+            taken.archive.as_ref().map(std::fs::File::try_clone).transpose().map_err(io("read the archive"))?;
+        let image = taken.memory.as_mut().map(|(memory, length)| memory.map(*length)).transpose();
+        let image = image.map_err(io("map the image"))?;
+        self.snapshots.save(key, Unsaved { manifest, image: image.as_deref(), archive, base, key: data_key })
     }
 
     fn new_manifest(&self, order: &SnapshotOrder, ran: &Ran) -> Manifest {
@@ -286,4 +279,89 @@ impl Node {
 /// Whether a snapshot is there cannot be told now: the order is given again.
 pub(crate) fn unclear(error: io::Error) -> NodeError {
     NodeError::Failed(format!("cannot tell whether the snapshot is there: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use ate_snapshot::{InstanceKey, Location, MANIFEST, SnapshotId};
+    use base64::Engine as _;
+
+    use super::*;
+    use crate::stub::{self, Stub};
+
+    fn order() -> (SnapshotKey, SnapshotOrder) {
+        let (op, identity) = (OpId::from_random([2; 16]), stub::identity());
+        let id = SnapshotId { actor: identity.uid, generation: identity.generation, op };
+        let location = Location::parse("gs://bucket/here").unwrap();
+        let key = SnapshotKey { location, actor: identity.key.clone(), id };
+        let data_key = DataKey::from_random([1; 32]);
+        let wrapped = InstanceKey::from_bytes([7; 32]).wrap(&data_key, identity.uid, [1; 12]);
+        let order = SnapshotOrder {
+            op,
+            identity,
+            workload: stub::workload(),
+            prefix: key.to_string(),
+            full: false,
+            base: None,
+            golden: false,
+            sealed_key: base64::engine::general_purpose::STANDARD.encode(wrapped.as_bytes()),
+        };
+        (key, order)
+    }
+
+    /// Lets the snapshot be written as far as its first file. Returns the file that goes when the writing has begun, and the
+    /// one that has to be opened for it to go on; it fails then.
+    fn obstructed(directory: &Path) -> (std::path::PathBuf, std::path::PathBuf) {
+        std::fs::create_dir_all(directory).unwrap();
+        let (half, pipe) = (directory.join(MANIFEST), directory.join("data"));
+        std::fs::write(&half, "not a manifest").unwrap();
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        (half, pipe)
+    }
+
+    #[tokio::test]
+    async fn what_is_being_written_down_is_held_until_it_is_stored() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = stub::node(directory.path());
+        let (key, order) = order();
+        let archive = tempfile::tempfile().unwrap();
+        let worker = Arc::new(Stub::new(HashMap::from([(order.op, archive)])));
+        let handle = worker.join(&node).await.unwrap();
+        let (half, pipe) = obstructed(&node.snapshots.path(&key));
+        let storing = tokio::spawn({
+            let (node, order) = (Arc::clone(&node), order.clone());
+            async move { node.run_store(order).await }
+        });
+        while half.exists() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+
+        let (held, owed) = (node.holds(&handle), node.owes());
+        node.retire(vec![handle.birth.uid]);
+        drop(std::fs::File::open(pipe).unwrap());
+        assert!(held, "its worker is not ended");
+        assert!(owed, "and the node does not leave");
+        assert!(storing.await.unwrap().is_err(), "a pipe is no file");
+        assert!(node.holds(&handle) && !worker.stopped.is_cancelled(), "the next try begins with it");
+
+        node.run_store(order).await.unwrap();
+        assert!(!node.holds(&handle) && !node.owes());
+        worker.stopped.cancelled().await;
+        assert!(worker.retained.lock().is_empty(), "it was told that it need not keep it");
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_is_to_go_outlives_a_node_that_stops_before_all_is_stored() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = stub::node(directory.path());
+        let worker = Arc::new(Stub::new(HashMap::from([(order().1.op, tempfile::tempfile().unwrap())])));
+        let handle = worker.join(&node).await.unwrap();
+        node.retire(vec![handle.birth.uid]);
+        assert_eq!(node.stop(&[]).await, [handle.birth.uid]);
+        assert!(!worker.stopped.is_cancelled(), "it waits for the next node");
+    }
 }

@@ -25,6 +25,8 @@ mod runtime;
 mod session;
 mod snapshots;
 mod start;
+#[cfg(test)]
+mod stub;
 mod tier;
 mod volume;
 mod workers;

@@ -86,14 +86,18 @@ impl Node {
         self.leaving.send_replace(true);
         let left = async {
             loop {
-                let owes = !self.captured.lock().is_empty() || !self.snapshots.only_here().is_empty();
-                if self.handles().is_empty() && !owes {
+                if self.handles().is_empty() && !self.owes() {
                     return;
                 }
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         };
         tokio::time::timeout(LEAVE_WITHIN, left).await.is_ok()
+    }
+
+    /// Whether it has what no other could go on with.
+    pub(crate) fn owes(&self) -> bool {
+        !self.captured.lock().is_empty() || !self.snapshots.only_here().is_empty()
     }
 
     fn serve_until(self: &Arc<Self>, until: Duration) {

@@ -340,9 +340,12 @@ impl Node {
     }
 
     async fn end_worker(&self, handle: &Arc<Handle>) {
-        // It is the second pair of hands on what is not stored yet.
-        while self.holds(handle) && !self.stopping.is_cancelled() {
-            tokio::time::sleep(REPORT_EVERY).await;
+        // It is the second pair of hands on what is not stored yet; if need be, for the next node.
+        while self.holds(handle) {
+            tokio::select! {
+                () = tokio::time::sleep(REPORT_EVERY) => {}
+                () = self.stopping.cancelled() => return,
+            }
         }
         // Its link ends with it, and the rest follows from that.
         let _ = tokio::time::timeout(STOP_WITHIN, handle.link.call(link::Command::Stop, &[])).await;

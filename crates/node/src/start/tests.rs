@@ -1,9 +1,8 @@
 use std::os::unix::fs::PermissionsExt;
 
-use ate_name::{NodeName, ObjectKey};
+use ate_name::ObjectKey;
 
 use super::*;
-use crate::Config;
 use crate::workers::kill;
 
 /// A node whose workers never come up.
@@ -11,21 +10,7 @@ fn node(directory: &Path) -> Arc<Node> {
     let program = directory.join("program");
     std::fs::write(&program, "#!/bin/sh\nwhile :; do sleep 1; done\n").unwrap();
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let config = Config {
-        name: NodeName::new("n"),
-        directory: directory.join("node"),
-        worker_program: program,
-        build: "test".to_owned(),
-        instance_key: [7; 32],
-        activations_at_once: 1,
-        storage: None,
-        image_budget: u64::MAX,
-        copy_budget: u64::MAX,
-        asset_budget: u64::MAX,
-        door: None,
-        registry_config: None,
-    };
-    Node::open(config).unwrap().0
+    Node::open(crate::stub::config(directory, program)).unwrap().0
 }
 
 fn pool(name: &str) -> Pool {

@@ -1,0 +1,148 @@
+//! A node, and workers that are only talked to, for tests.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ate_name::{ActorKey, ActorUid, Digest, Generation, NodeName, ObjectKey, OpId, TemplateUid, WorkerUid};
+use ate_orders::{Identity, Workload};
+use ate_worker::link::{self, Answer, Call, Command, Recalled, Refusal, Report, Said};
+use parking_lot::Mutex;
+use tokio::net::UnixListener;
+
+use crate::boxes::Ran;
+use crate::workers::{Birth, Handle, Memo};
+use crate::{Config, Node, NodeError};
+
+pub(crate) const BUILD: &str = "test";
+
+pub(crate) fn config(directory: &Path, worker_program: PathBuf) -> Config {
+    Config {
+        name: NodeName::new("n"),
+        directory: directory.join("node"),
+        worker_program,
+        build: BUILD.to_owned(),
+        instance_key: [7; 32],
+        activations_at_once: 1,
+        storage: None,
+        image_budget: u64::MAX,
+        copy_budget: u64::MAX,
+        asset_budget: u64::MAX,
+        door: None,
+        registry_config: None,
+    }
+}
+
+/// One that starts no workers.
+pub(crate) fn node(directory: &Path) -> Arc<Node> {
+    Node::open(config(directory, "/nowhere".into())).expect("a node").0
+}
+
+pub(crate) fn identity() -> Identity {
+    Identity {
+        uid: ActorUid::from_random([1; 16]),
+        key: ActorKey::parse("space", "a").expect("a name"),
+        template: ObjectKey::new("demo", "counter"),
+        generation: Generation::new(1),
+    }
+}
+
+pub(crate) fn workload() -> Workload {
+    Workload {
+        template: ObjectKey::new("demo", "counter"),
+        template_uid: TemplateUid::from_random([1; 16]),
+        containers: Vec::new(),
+        ports: Vec::new(),
+        egress: Vec::new(),
+        memory_limit: None,
+        cpu_limit_millis: None,
+        durable_bytes: None,
+        freeze_after: None,
+    }
+}
+
+pub(crate) fn ran() -> Ran {
+    Ran { assets: BTreeMap::new(), label: String::new(), workload: Digest::from_bytes([0; 32]) }
+}
+
+fn memo() -> serde_json::Value {
+    serde_json::to_value(Memo { ran: ran(), workload: workload() }).expect("plain data")
+}
+
+/// A worker that hosts nobody and keeps what it has captured.
+#[derive(Debug)]
+pub(crate) struct Stub {
+    pub(crate) build: String,
+    /// Archives.
+    pub(crate) retained: Mutex<HashMap<OpId, File>>,
+    pub(crate) stopped: tokio_util::sync::CancellationToken,
+}
+
+impl Stub {
+    pub(crate) fn new(retained: HashMap<OpId, File>) -> Self {
+        Self { build: BUILD.to_owned(), retained: Mutex::new(retained), stopped: Default::default() }
+    }
+
+    /// Where a worker of the node's has its directory, and who it is.
+    pub(crate) fn birth(node: &Node) -> (Birth, PathBuf) {
+        let uid = WorkerUid::from_random(rand::random());
+        // No process is to be ended for it.
+        let birth = Birth { uid, pool: ObjectKey::new("demo", "small"), pod: "small-0".to_owned(), pid: 0 };
+        let directory = node.config.directory.join("workers").join(uid.to_string());
+        std::fs::create_dir_all(directory.join("link")).expect("a directory");
+        (birth, directory)
+    }
+
+    /// Begins to serve, and is found by the node.
+    pub(crate) async fn join(self: &Arc<Self>, node: &Arc<Node>) -> Result<Arc<Handle>, NodeError> {
+        let (birth, directory) = Self::birth(node);
+        let socket = directory.join("link").join(ate_worker::LINK_SOCKET);
+        let listener = UnixListener::bind(ate_sys::SocketPath::of(&socket).expect("a path").path()).expect("a socket");
+        tokio::spawn(Arc::clone(self).serve(birth.uid, listener));
+        node.connect(&birth, &directory).await
+    }
+
+    async fn serve(self: Arc<Self>, worker: WorkerUid, listener: UnixListener) {
+        let (stream, _) = listener.accept().await.expect("a node");
+        let (mut reader, mut writer) = link::split(stream);
+        while let Ok(Some((Call { id, command }, _))) = reader.next::<Call>().await {
+            let (result, fds) = self.answer(worker, command);
+            writer.send(&Said::Reply { id, result }, &link::borrowed(&fds)).await.expect("a node that listens");
+            if self.stopped.is_cancelled() {
+                return;
+            }
+        }
+    }
+
+    fn answer(&self, worker: WorkerUid, command: Command) -> (Result<Answer, Refusal>, Vec<OwnedFd>) {
+        let mut retained = self.retained.lock();
+        let answer = match command {
+            Command::Report => Answer::Report(Box::new(Report {
+                worker,
+                build: self.build.clone(),
+                hosted: None,
+                warm: Vec::new(),
+                retained: retained.keys().copied().collect(),
+            })),
+            Command::Memo => Answer::Memo(serde_json::Value::Null),
+            Command::Recall { op } => {
+                let Some(archive) = retained.get(&op) else { return (Err(Refusal::Stale), Vec::new()) };
+                let archive = archive.as_fd().try_clone_to_owned().expect("a descriptor");
+                let recalled = Recalled { image_bytes: 0, memory: false, data: true, memo: memo() };
+                return (Ok(Answer::Recalled(recalled)), vec![archive]);
+            }
+            Command::Release { op } => {
+                retained.remove(&op);
+                Answer::Done
+            }
+            Command::Stop => {
+                self.stopped.cancel();
+                Answer::Done
+            }
+            other => return (Err(Refusal::Failed(format!("a stub does not {other:?}"))), Vec::new()),
+        };
+        (Ok(answer), Vec::new())
+    }
+}

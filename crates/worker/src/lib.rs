@@ -23,6 +23,8 @@ mod output;
 mod ready;
 mod root;
 mod serve;
+#[cfg(test)]
+mod still;
 mod tenant;
 
 use std::path::PathBuf;

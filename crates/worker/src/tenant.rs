@@ -33,7 +33,7 @@ pub(crate) struct Tenant {
     stopped_by_hold: AtomicBool,
     connections: AtomicUsize,
     idle_since: Mutex<Instant>,
-    /// A connection has ended; the idle clock may be running.
+    /// A connection has ended, or the actor goes on: the idle clock may be running.
     quiet: Notify,
     /// Ends every connection, in and out; renewed if the actor stays after all.
     connected: Mutex<CancellationToken>,
@@ -292,6 +292,8 @@ impl Leaving<'_> {
             *self.tenant.connected.lock() = CancellationToken::new();
         }
         self.tenant.leaving.store(false, Ordering::SeqCst);
+        // Whoever freezes it when idle took it for frozen.
+        self.tenant.quiet.notify_one();
         why
     }
 }
@@ -334,56 +336,10 @@ pub(crate) fn memory(fd: std::os::fd::OwnedFd) -> Result<Memory, Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::{BorrowedFd, OwnedFd};
-
     use ate_name::{ActorKey, ActorUid, Generation, ObjectKey};
-    use ate_sandbox::{Exec, LinkConfig};
 
     use super::*;
-
-    /// A box in which nothing happens but its end.
-    #[derive(Default)]
-    struct Still {
-        ended: CancellationToken,
-        ends_when_stopped: bool,
-    }
-
-    #[async_trait::async_trait]
-    impl Sandbox for Still {
-        async fn run(&self, _: &LinkConfig, _: BorrowedFd<'_>) -> Result<(), SandboxError> {
-            Ok(())
-        }
-        async fn restore(&self, _: &Memory, _: &LinkConfig, _: BorrowedFd<'_>) -> Result<(), SandboxError> {
-            Ok(())
-        }
-        async fn freeze(&self) -> Result<(), SandboxError> {
-            if !self.ends_when_stopped {
-                return Ok(());
-            }
-            self.ended.cancel();
-            tokio::task::yield_now().await;
-            Err(SandboxError::Ended(Exit::Code(3)))
-        }
-        async fn thaw(&self) -> Result<(), SandboxError> {
-            Ok(())
-        }
-        async fn checkpoint(&self, _: &mut Memory) -> Result<usize, SandboxError> {
-            Ok(0)
-        }
-        async fn exec(&self, _: &Exec, _: [OwnedFd; 3]) -> Result<Exit, SandboxError> {
-            std::future::pending().await
-        }
-        async fn ended(&self) -> Exit {
-            self.ended.cancelled().await;
-            Exit::Code(3)
-        }
-        fn memory_bytes(&self) -> u64 {
-            0
-        }
-        async fn destroy(&self) -> Result<(), SandboxError> {
-            Ok(())
-        }
-    }
+    use crate::still::Still;
 
     fn tenant() -> (Arc<Tenant>, Events) {
         tenant_in(Still::default())
@@ -448,6 +404,25 @@ mod tests {
         let why = leaving.stay(&events, Refusal::Aborted).await;
         assert!(matches!(why, Refusal::Aborted));
         assert!(tenant.enter(&events).await.unwrap().is_some(), "it stays after all");
+    }
+
+    #[tokio::test]
+    async fn an_actor_that_could_not_be_saved_is_frozen_again() {
+        let (tenant, events) = tenant();
+        let mut news = events.0.subscribe();
+        let life = async {
+            assert!(matches!(news.recv().await, Ok(Event::Frozen(_))), "nobody is here");
+            let leaving = tenant.leave(true, &events, &mut Phases::start()).await.expect("nobody is here");
+            // The other looks meanwhile, and waits.
+            tokio::task::yield_now().await;
+            leaving.stay(&events, Refusal::NotSaved("the disk is full".to_owned())).await;
+            assert!(matches!(news.recv().await, Ok(Event::Thawed(_))));
+            assert!(matches!(news.recv().await, Ok(Event::Frozen(_))), "and nobody came");
+        };
+        tokio::select! {
+            () = tenant.freeze_when_idle(Duration::ZERO, &events) => unreachable!("it has not gone"),
+            lived = tokio::time::timeout(Duration::from_secs(30), life) => lived.expect("it is frozen again"),
+        }
     }
 
     #[tokio::test]

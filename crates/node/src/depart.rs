@@ -11,6 +11,7 @@ use ate_sys::Memory;
 use ate_worker::LinkError;
 use ate_worker::link::{self, Answer, Command, Refusal};
 use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
 
 use crate::Node;
 use crate::boxes::Ran;
@@ -20,6 +21,14 @@ use crate::workers::{Handle, Memo};
 
 /// Room beyond what the sandbox uses, for the parts of an image that are not memory.
 const IMAGE_SLACK: usize = 8 << 20;
+
+/// A capture that has begun.
+#[derive(Debug, Default)]
+pub(crate) struct Save {
+    one: tokio::sync::Mutex<()>,
+    /// Calls it off.
+    pub(crate) abort: CancellationToken,
+}
 
 /// What a worker has given up and nobody has stored yet. It counts as held all the while that it is written down: a node that
 /// leaves waits for it, and its worker is not ended.
@@ -48,27 +57,17 @@ impl InHand {
 impl Node {
     pub(crate) async fn run_capture(self: &Arc<Self>, order: Capture) -> Result<Captured, NodeError> {
         let op = order.op;
-        let abort = self.capturing.lock().entry(op).or_default().clone();
         // One that is asked for twice is done once: the second finds what the first has taken out.
-        let flight = self.saves.of(&op);
-        let captured = {
-            let _one = flight.lock().await;
-            self.take_out(order, &abort).await
-        };
+        let save = self.saves.of(&op);
+        let _one = save.one.lock().await;
+        let captured = self.take_out(order, &save.abort).await;
         if let Err(error @ (NodeError::Aborted | NodeError::NotSaved(_))) = &captured {
             self.kept.lock().insert(op, error.clone());
-        }
-        if Arc::strong_count(&flight) == 1 {
-            self.capturing.lock().remove(&op);
         }
         captured
     }
 
-    async fn take_out(
-        self: &Arc<Self>,
-        order: Capture,
-        abort: &tokio_util::sync::CancellationToken,
-    ) -> Result<Captured, NodeError> {
+    async fn take_out(self: &Arc<Self>, order: Capture, abort: &CancellationToken) -> Result<Captured, NodeError> {
         if self.captured.lock().contains_key(&order.op) {
             return Ok(Captured::default());
         }
@@ -352,6 +351,24 @@ mod tests {
         assert!(!node.holds(&handle) && !node.owes());
         worker.stopped.cancelled().await;
         assert!(worker.retained.lock().is_empty(), "it was told that it need not keep it");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_left_of_captures_however_many_asked_for_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = stub::node(directory.path());
+        let op = OpId::from_random([1; 16]);
+        let capture = || {
+            let (worker, identity) = (ate_name::WorkerUid::from_random([1; 16]), stub::identity());
+            let (actor, generation) = (identity.uid, identity.generation);
+            node.run_capture(Capture { op, worker, actor, generation, full: true, if_idle: false })
+        };
+        let asked = node.saves.of(&op);
+        let (first, second) = tokio::join!(capture(), capture());
+        assert!(first.is_err() && second.is_err(), "there is no such worker");
+        assert!(node.saves.find(&op).is_some(), "somebody else still waits");
+        drop(asked);
+        assert!(node.saves.find(&op).is_none());
     }
 
     #[tokio::test]

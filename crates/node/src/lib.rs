@@ -112,8 +112,8 @@ pub struct Node {
     memories: memory::Memories,
     /// One activation of an actor at a time.
     arrivals: tier::Flights<ActorUid>,
-    /// One capture of an operation at a time.
-    saves: tier::Flights<ate_name::OpId>,
+    /// Captures that have begun: one of an operation at a time.
+    saves: tier::Flights<ate_name::OpId, depart::Save>,
     /// Activations that failed or were called off here.
     spent: Mutex<ate_orders::Spent>,
     /// Why the last try of an actor failed.
@@ -123,8 +123,6 @@ pub struct Node {
     host: host::HostFacts,
     logs: logs::Logs,
     workers: Mutex<HashMap<WorkerUid, Arc<workers::Handle>>>,
-    /// Captures that have begun, and can be called off.
-    capturing: Mutex<HashMap<ate_name::OpId, tokio_util::sync::CancellationToken>>,
     /// Images that workers have given up and that are not stored yet.
     captured: Mutex<HashMap<ate_name::OpId, depart::InHand>>,
     pools: tokio::sync::watch::Sender<Vec<Pool>>,
@@ -173,7 +171,6 @@ impl Node {
             host: host::HostFacts::read(),
             logs: logs::Logs::open(&directory("logs")),
             workers: Mutex::default(),
-            capturing: Mutex::default(),
             captured: Mutex::default(),
             pools: tokio::sync::watch::Sender::new(Vec::new()),
             lease: Mutex::default(),

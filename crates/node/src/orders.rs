@@ -160,8 +160,8 @@ impl Nodes for LocalNode {
         let node = self.check(node)?;
         // Also for the order that has not come yet.
         node.kept.lock().insert(op, NodeError::Aborted);
-        if let Some(capturing) = node.capturing.lock().get(&op) {
-            capturing.cancel();
+        if let Some(save) = node.saves.find(&op) {
+            save.abort.cancel();
         }
         let handle = node.worker(worker)?;
         let abort = async move { handle.link.call(Command::Abort { op }, &[]).await.map_err(from_link).map(drop) };

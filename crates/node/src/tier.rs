@@ -33,24 +33,29 @@ enum Wanted<'a> {
 /// One thing at a time is done to a snapshot, or to an actor: a hundred actors of a template want the same golden, an order
 /// is given twice, and what is being uploaded is to be removed.
 #[derive(Debug)]
-pub(crate) struct Flights<K>(Mutex<HashMap<K, Weak<tokio::sync::Mutex<()>>>>);
+pub(crate) struct Flights<K, F = tokio::sync::Mutex<()>>(Mutex<HashMap<K, Weak<F>>>);
 
-impl<K> Default for Flights<K> {
+impl<K, F> Default for Flights<K, F> {
     fn default() -> Self {
         Self(Mutex::default())
     }
 }
 
-impl<K: Clone + Eq + std::hash::Hash> Flights<K> {
-    pub(crate) fn of(&self, key: &K) -> Arc<tokio::sync::Mutex<()>> {
+impl<K: Clone + Eq + std::hash::Hash, F: Default> Flights<K, F> {
+    pub(crate) fn of(&self, key: &K) -> Arc<F> {
         let mut flights = self.0.lock();
         flights.retain(|_, flight| flight.strong_count() > 0);
         if let Some(flight) = flights.get(key).and_then(Weak::upgrade) {
             return flight;
         }
-        let flight = Arc::<tokio::sync::Mutex<()>>::default();
+        let flight = Arc::<F>::default();
         flights.insert(key.clone(), Arc::downgrade(&flight));
         flight
+    }
+
+    /// If it has begun, and somebody still waits for it.
+    pub(crate) fn find(&self, key: &K) -> Option<Arc<F>> {
+        self.0.lock().get(key).and_then(Weak::upgrade)
     }
 }
 

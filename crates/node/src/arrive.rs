@@ -92,8 +92,6 @@ impl Node {
     async fn bring_in(self: &Arc<Self>, order: Activate) -> Result<Activated, NodeError> {
         let handle = self.worker(order.worker)?;
         let mut laps = Laps::start();
-        let _turn = self.turns.acquire().await.map_err(|_| NodeError::WorkerGone)?;
-        laps.mark("queue");
         let (assets, snapshot, whence) = match &order.source {
             Source::Boot { runtime } => {
                 let assets = runtime.assets.get(self.host.architecture).ok_or_else(|| {
@@ -114,6 +112,10 @@ impl Node {
             }
         };
         let blueprint = self.blueprint(&order.workload, &assets, &whence).await?;
+        laps.mark("fetch");
+        // Not before all is here: whoever waits for a slow registry keeps no processor from the others.
+        let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| NodeError::WorkerGone)?;
+        laps.mark("queue");
         let loaded = match snapshot {
             Some((key, manifest)) => self.load(&order, key, manifest, &blueprint).await?,
             None => Loaded { source: link::Source::Boot { data: false }, memory: None, archive: None },
@@ -135,7 +137,9 @@ impl Node {
         let command = command(&order, &blueprint, loaded.source);
         // Before the worker agrees: the workload may want to connect while it starts.
         let before = handle.host(&order.identity, &blueprint.ran, &order.workload);
+        handle.take_turn(turn);
         let answer = handle.link.call(command, &link::borrowed(&fds)).await;
+        handle.end_turn();
         drop(loaded.memory);
         self.refill_memories();
         match answer {
@@ -287,4 +291,56 @@ fn command(order: &Activate, blueprint: &Blueprint, source: link::Source) -> Com
         memo: serde_json::to_value(Memo { ran: blueprint.ran.clone(), workload: workload.clone() })
             .expect("plain data"),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, HashMap};
+
+    use ate_name::{Digest, OpId};
+    use ate_orders::{Runtime, RuntimeAsset};
+
+    use super::*;
+    use crate::stub::{self, Stub};
+
+    #[tokio::test]
+    async fn whoever_waits_for_a_registry_takes_no_turn_from_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = stub::node(directory.path());
+        let handle = Arc::new(Stub::new(HashMap::new())).join(&node).await.unwrap();
+        // It answers nobody.
+        let registry = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let url = format!("https://{}/runsc", registry.local_addr().unwrap());
+        let asset = RuntimeAsset { url, sha256: Digest::from_bytes([0; 32]) };
+        let assets =
+            BTreeMap::from([(node.host.architecture.to_owned(), BTreeMap::from([("runsc".to_owned(), asset)]))]);
+        let order = Activate {
+            op: OpId::from_random([1; 16]),
+            worker: handle.birth.uid,
+            identity: stub::identity(),
+            workload: stub::workload(),
+            source: Source::Boot { runtime: Runtime { config: "c".to_owned(), class: "gvisor".to_owned(), assets } },
+            sealed_key: String::new(),
+            probe: false,
+        };
+        let waits = tokio::spawn({
+            let node = Arc::clone(&node);
+            async move { node.run_activate(order).await }
+        });
+        let _asked = registry.accept().await.unwrap();
+        assert_eq!(node.turns.available_permits(), 1);
+        waits.abort();
+    }
+
+    #[tokio::test]
+    async fn whoever_runs_and_is_not_ready_takes_no_turn_from_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = stub::node(directory.path());
+        let worker = Arc::new(Stub::new(HashMap::new()));
+        let handle = worker.join(&node).await.unwrap();
+        handle.take_turn(Arc::clone(&node.turns).acquire_owned().await.unwrap());
+        assert_eq!(node.turns.available_permits(), 0);
+        worker.news.send(link::Event::Started).unwrap();
+        let _next = node.turns.acquire().await.unwrap();
+    }
 }

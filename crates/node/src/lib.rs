@@ -139,7 +139,7 @@ pub struct Node {
     starting: tokio::sync::Mutex<()>,
     /// A worker is gone that should be there.
     missing: tokio::sync::Notify,
-    turns: tokio::sync::Semaphore,
+    turns: Arc<tokio::sync::Semaphore>,
     events: mpsc::Sender<NodeEvent>,
     tasks: tokio_util::task::TaskTracker,
     stopping: tokio_util::sync::CancellationToken,
@@ -180,7 +180,7 @@ impl Node {
             adopted: tokio_util::sync::CancellationToken::new(),
             starting: tokio::sync::Mutex::default(),
             missing: tokio::sync::Notify::new(),
-            turns: tokio::sync::Semaphore::new(config.activations_at_once),
+            turns: Arc::new(tokio::sync::Semaphore::new(config.activations_at_once)),
             events,
             tasks: tokio_util::task::TaskTracker::new(),
             stopping: tokio_util::sync::CancellationToken::new(),

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use ate_name::{ActorKey, ActorUid, Digest, Generation, NodeName, ObjectKey, OpId, TemplateUid, WorkerUid};
 use ate_orders::{Identity, Workload};
-use ate_worker::link::{self, Answer, Call, Command, Recalled, Refusal, Report, Said};
+use ate_worker::link::{self, Answer, Call, Command, Event, Recalled, Refusal, Report, Said};
 use parking_lot::Mutex;
 use tokio::net::UnixListener;
+use tokio::sync::broadcast;
 
 use crate::boxes::Ran;
 use crate::workers::{Birth, Handle, Memo};
@@ -78,11 +79,13 @@ pub(crate) struct Stub {
     /// Archives.
     pub(crate) retained: Mutex<HashMap<OpId, File>>,
     pub(crate) stopped: tokio_util::sync::CancellationToken,
+    pub(crate) news: broadcast::Sender<Event>,
 }
 
 impl Stub {
     pub(crate) fn new(retained: HashMap<OpId, File>) -> Self {
-        Self { build: BUILD.to_owned(), retained: Mutex::new(retained), stopped: Default::default() }
+        let (build, retained) = (BUILD.to_owned(), Mutex::new(retained));
+        Self { build, retained, stopped: Default::default(), news: broadcast::Sender::new(8) }
     }
 
     /// Where a worker of the node's has its directory, and who it is.
@@ -100,19 +103,23 @@ impl Stub {
         let (birth, directory) = Self::birth(node);
         let socket = directory.join("link").join(ate_worker::LINK_SOCKET);
         let listener = UnixListener::bind(ate_sys::SocketPath::of(&socket).expect("a path").path()).expect("a socket");
-        tokio::spawn(Arc::clone(self).serve(birth.uid, listener));
+        tokio::spawn(Arc::clone(self).serve(birth.uid, listener, self.news.subscribe()));
         node.connect(&birth, &directory).await
     }
 
-    async fn serve(self: Arc<Self>, worker: WorkerUid, listener: UnixListener) {
+    async fn serve(self: Arc<Self>, worker: WorkerUid, listener: UnixListener, mut news: broadcast::Receiver<Event>) {
         let (stream, _) = listener.accept().await.expect("a node");
         let (mut reader, mut writer) = link::split(stream);
-        while let Ok(Some((Call { id, command }, _))) = reader.next::<Call>().await {
-            let (result, fds) = self.answer(worker, command);
-            writer.send(&Said::Reply { id, result }, &link::borrowed(&fds)).await.expect("a node that listens");
-            if self.stopped.is_cancelled() {
-                return;
-            }
+        while !self.stopped.is_cancelled() {
+            let (said, fds) = tokio::select! {
+                call = reader.next::<Call>() => {
+                    let Ok(Some((Call { id, command }, _))) = call else { return };
+                    let (result, fds) = self.answer(worker, command);
+                    (Said::Reply { id, result }, fds)
+                }
+                Ok(event) = news.recv() => (Said::Event(event), Vec::new()),
+            };
+            writer.send(&said, &link::borrowed(&fds)).await.expect("a node that listens");
         }
     }
 

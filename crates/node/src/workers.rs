@@ -13,7 +13,7 @@ use ate_worker::WorkerLink;
 use ate_worker::link::{self, Answer, BoxKind};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::boxes::Ran;
 use crate::{Node, NodeError};
@@ -76,6 +76,8 @@ struct HandleState {
     templates: HashMap<BoxKind, TemplateUid>,
     tenant: Option<Resident>,
     memory_bytes: u64,
+    /// Of the activation that is under way here.
+    turn: Option<OwnedSemaphorePermit>,
     /// Since when it has not answered.
     deaf_since: Option<std::time::Instant>,
     retiring: bool,
@@ -101,6 +103,15 @@ impl Handle {
         if let Some(count) = self.state.lock().warm.get_mut(kind) {
             *count = count.saturating_sub(1);
         }
+    }
+
+    /// Held until the one who comes runs: it may take its time to be ready.
+    pub(crate) fn take_turn(&self, turn: OwnedSemaphorePermit) {
+        self.state.lock().turn = Some(turn);
+    }
+
+    pub(crate) fn end_turn(&self) {
+        self.state.lock().turn = None;
     }
 
     /// Says who is here from now on; returns who was.
@@ -284,6 +295,10 @@ impl Node {
             };
             let Some(event) = event else { break };
             let news = match event {
+                link::Event::Started => {
+                    handle.end_turn();
+                    continue;
+                }
                 link::Event::Frozen(identity) => NodeEvent::Frozen { worker, identity },
                 link::Event::Thawed(identity) => NodeEvent::Thawed { worker, identity },
                 link::Event::Ended { actor, generation, exit } => {

@@ -195,6 +195,8 @@ pub struct Recalled {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
+    /// Whoever is being activated runs, and is waited for until it is ready.
+    Started,
     Frozen(Identity),
     Thawed(Identity),
     /// The box ended without being told to.

@@ -393,6 +393,7 @@ impl Worker {
     /// Waits for what the node wants to see; that is nothing after a restore, since what was saved was running.
     async fn come_up(&self, activate: &Activate, warm: &WarmBox, phases: &mut Phases) -> Result<(), String> {
         if !activate.readyz.is_empty() {
+            self.events.send(Event::Started);
             tokio::select! {
                 up = ready::all(&activate.readyz) => up?,
                 exit = warm.sandbox.ended() => return Err(format!("it ended before it was ready: {exit}")),

@@ -134,11 +134,18 @@ impl Node {
             fds.push(memory.as_fd().try_clone_to_owned().map_err(|error| NodeError::Failed(error.to_string()))?);
         }
         fds.extend(loaded.archive.map(OwnedFd::from));
-        let command = command(&order, &blueprint, loaded.source);
+        let command = || command(&order, &blueprint, loaded.source);
         // Before the worker agrees: the workload may want to connect while it starts.
         let before = handle.host(&order.identity, &blueprint.ran, &order.workload);
         handle.take_turn(turn);
-        let answer = handle.link.call(command, &link::borrowed(&fds)).await;
+        let mut answer = handle.link.call(command(), &link::borrowed(&fds)).await;
+        if matches!(answer, Err(LinkError::Refused(Refusal::NotPrepared))) {
+            // The box that waited has ended, or has made room for another.
+            handle.take_box(&blueprint.kind);
+            if self.ensure_box(&handle, &blueprint).await.is_ok() {
+                answer = handle.link.call(command(), &link::borrowed(&fds)).await;
+            }
+        }
         handle.end_turn();
         drop(loaded.memory);
         self.refill_memories();
@@ -151,9 +158,6 @@ impl Node {
             Ok(other) => Err(NodeError::Failed(format!("the worker answered {other:?}"))),
             Err(error) => {
                 handle.take_over(before);
-                if matches!(error, LinkError::Refused(Refusal::NotPrepared)) {
-                    handle.forget_boxes(&blueprint.kind);
-                }
                 // A box that did not come up is gone as well; who was refused at the door has used none.
                 if !matches!(error, LinkError::Refused(Refusal::Busy | Refusal::Stale)) {
                     self.prepare_next(handle, blueprint);
@@ -298,10 +302,24 @@ mod tests {
     use std::collections::{BTreeMap, HashMap};
 
     use ate_name::{Digest, OpId};
-    use ate_orders::{Runtime, RuntimeAsset};
+    use ate_orders::{Identity, Runtime, RuntimeAsset};
 
     use super::*;
     use crate::stub::{self, Stub};
+
+    fn order(node: &Node, handle: &Handle, runsc: RuntimeAsset, generation: u64) -> Activate {
+        let runsc = BTreeMap::from([("runsc".to_owned(), runsc)]);
+        let assets = BTreeMap::from([(node.host.architecture.to_owned(), runsc)]);
+        Activate {
+            op: OpId::from_random([1; 16]),
+            worker: handle.birth.uid,
+            identity: Identity { generation: Generation::new(generation), ..stub::identity() },
+            workload: stub::workload(),
+            source: Source::Boot { runtime: Runtime { config: "c".to_owned(), class: "gvisor".to_owned(), assets } },
+            sealed_key: String::new(),
+            probe: false,
+        }
+    }
 
     #[tokio::test]
     async fn whoever_waits_for_a_registry_takes_no_turn_from_others() {
@@ -312,17 +330,7 @@ mod tests {
         let registry = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let url = format!("https://{}/runsc", registry.local_addr().unwrap());
         let asset = RuntimeAsset { url, sha256: Digest::from_bytes([0; 32]) };
-        let assets =
-            BTreeMap::from([(node.host.architecture.to_owned(), BTreeMap::from([("runsc".to_owned(), asset)]))]);
-        let order = Activate {
-            op: OpId::from_random([1; 16]),
-            worker: handle.birth.uid,
-            identity: stub::identity(),
-            workload: stub::workload(),
-            source: Source::Boot { runtime: Runtime { config: "c".to_owned(), class: "gvisor".to_owned(), assets } },
-            sealed_key: String::new(),
-            probe: false,
-        };
+        let order = order(&node, &handle, asset, 1);
         let waits = tokio::spawn({
             let node = Arc::clone(&node);
             async move { node.run_activate(order).await }
@@ -330,6 +338,42 @@ mod tests {
         let _asked = registry.accept().await.unwrap();
         assert_eq!(node.turns.available_permits(), 1);
         waits.abort();
+    }
+
+    /// The next box is made behind whoever has taken one.
+    async fn made(worker: &Stub, handle: &Handle) -> link::BoxKind {
+        loop {
+            let made = worker.boxes.lock().first().cloned();
+            match made.filter(|kind| handle.has_box(kind)) {
+                Some(kind) => return kind,
+                None => tokio::time::sleep(std::time::Duration::from_millis(1)).await,
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_box_that_ended_while_it_waited_fails_no_wake() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: needs root");
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let node = stub::node(directory.path());
+        let worker = Arc::new(Stub::new(HashMap::new()));
+        let handle = worker.join(&node).await.unwrap();
+        let runsc = b"#!/bin/sh\necho runsc version test\n";
+        std::fs::write(directory.path().join("runsc"), runsc).unwrap();
+        let url = format!("file://{}", directory.path().join("runsc").display());
+        let asset = RuntimeAsset { url, sha256: ate_snapshot::Content::of(runsc).digest };
+        node.run_activate(order(&node, &handle, asset.clone(), 1)).await.unwrap();
+        made(&worker, &handle).await;
+        worker.boxes.lock().clear();
+        node.run_activate(order(&node, &handle, asset, 2)).await.unwrap();
+
+        let kind = made(&worker, &handle).await;
+        worker.boxes.lock().clear();
+        handle.report().await.unwrap();
+        assert!(!handle.has_box(&kind), "the worker says so itself");
     }
 
     #[tokio::test]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ate_name::{ActorKey, ActorUid, Digest, Generation, NodeName, ObjectKey, OpId, TemplateUid, WorkerUid};
 use ate_orders::{Identity, Workload};
-use ate_worker::link::{self, Answer, Call, Command, Event, Recalled, Refusal, Report, Said};
+use ate_worker::link::{self, Answer, BoxKind, Call, Command, Event, Recalled, Refusal, Report, Said};
 use parking_lot::Mutex;
 use tokio::net::UnixListener;
 use tokio::sync::broadcast;
@@ -72,12 +72,13 @@ fn memo() -> serde_json::Value {
     serde_json::to_value(Memo { ran: ran(), workload: workload() }).expect("plain data")
 }
 
-/// A worker that hosts nobody and keeps what it has captured.
+/// A worker that lets everybody in and keeps what it has captured.
 #[derive(Debug)]
 pub(crate) struct Stub {
     pub(crate) build: String,
     /// Archives.
     pub(crate) retained: Mutex<HashMap<OpId, File>>,
+    pub(crate) boxes: Mutex<Vec<BoxKind>>,
     pub(crate) stopped: tokio_util::sync::CancellationToken,
     pub(crate) news: broadcast::Sender<Event>,
 }
@@ -85,7 +86,7 @@ pub(crate) struct Stub {
 impl Stub {
     pub(crate) fn new(retained: HashMap<OpId, File>) -> Self {
         let (build, retained) = (BUILD.to_owned(), Mutex::new(retained));
-        Self { build, retained, stopped: Default::default(), news: broadcast::Sender::new(8) }
+        Self { build, retained, boxes: Mutex::default(), stopped: Default::default(), news: broadcast::Sender::new(8) }
     }
 
     /// Where a worker of the node's has its directory, and who it is.
@@ -130,7 +131,7 @@ impl Stub {
                 worker,
                 build: self.build.clone(),
                 hosted: None,
-                warm: Vec::new(),
+                warm: self.boxes.lock().clone(),
                 retained: retained.keys().copied().collect(),
             })),
             Command::Memo => Answer::Memo(serde_json::Value::Null),
@@ -148,6 +149,14 @@ impl Stub {
                 self.stopped.cancel();
                 Answer::Done
             }
+            Command::Prepare(prepare) => {
+                self.boxes.lock().push(prepare.kind);
+                Answer::Done
+            }
+            Command::Activate(activate) => match self.boxes.lock().pop_if(|kind| *kind == activate.kind) {
+                Some(_) => Answer::Activated { phases: Vec::new() },
+                None => return (Err(Refusal::NotPrepared), Vec::new()),
+            },
             other => return (Err(Refusal::Failed(format!("a stub does not {other:?}"))), Vec::new()),
         };
         (Ok(answer), Vec::new())

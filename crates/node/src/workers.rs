@@ -72,8 +72,8 @@ pub(crate) type Resident = (Identity, Ran, Workload);
 
 #[derive(Debug, Default)]
 struct HandleState {
-    warm: HashMap<BoxKind, usize>,
-    templates: HashMap<BoxKind, TemplateUid>,
+    /// Kinds of which a box waits, and for whom, if that is known.
+    warm: HashMap<BoxKind, Option<TemplateUid>>,
     tenant: Option<Resident>,
     memory_bytes: u64,
     /// Of the activation that is under way here.
@@ -85,24 +85,16 @@ struct HandleState {
 
 impl Handle {
     pub(crate) fn has_box(&self, kind: &BoxKind) -> bool {
-        self.state.lock().warm.get(kind).is_some_and(|&count| count > 0)
+        self.state.lock().warm.contains_key(kind)
     }
 
     pub(crate) fn add_box(&self, kind: &BoxKind, template: Option<TemplateUid>) {
-        let mut state = self.state.lock();
-        *state.warm.entry(kind.clone()).or_default() += 1;
-        state.templates.extend(template.map(|template| (kind.clone(), template)));
+        self.state.lock().warm.insert(kind.clone(), template);
     }
 
-    /// The worker says that there are none.
-    pub(crate) fn forget_boxes(&self, kind: &BoxKind) {
-        self.state.lock().warm.remove(kind);
-    }
-
+    /// It is used, or the worker says that there is none.
     pub(crate) fn take_box(&self, kind: &BoxKind) {
-        if let Some(count) = self.state.lock().warm.get_mut(kind) {
-            *count = count.saturating_sub(1);
-        }
+        self.state.lock().warm.remove(kind);
     }
 
     /// Held until the one who comes runs: it may take its time to be ready.
@@ -160,8 +152,9 @@ impl Handle {
         let report = *report;
         let mut state = self.state.lock();
         state.memory_bytes = report.hosted.as_ref().map_or(0, |hosted| hosted.memory_bytes);
-        let warm: BTreeSet<TemplateUid> =
-            report.warm.iter().filter_map(|kind| state.templates.get(kind).copied()).collect();
+        // Others have ended, or have made room.
+        state.warm.retain(|kind, _| report.warm.contains(kind));
+        let warm: BTreeSet<TemplateUid> = state.warm.values().copied().flatten().collect();
         drop(state);
         Some((self.reported(report.hosted, warm), report.retained))
     }

@@ -1,24 +1,78 @@
 //! Boxes that wait for their actor: made of what the node sent, and gone without a trace.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::task::{Context, Waker};
 
+use ate_orders::chain;
 use ate_sandbox::{Container, Driver, Mount, Reaper, Sandbox, SandboxError, Workload};
 use ate_sandbox_gvisor::GvisorDriver;
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::durable::Durable;
 use crate::identity;
-use crate::link::Prepare;
+use crate::link::{BoxKind, Prepare};
 use crate::output::{self, Sink};
 use crate::root::{BOXES, IMAGES, RUNTIMES, VOLUMES};
+
+/// Boxes that wait in a worker. Each is a sandbox with its processes and some tens of megabytes, and keeps its image and its runtime
+/// on the disk; whoever finds none of its kind waits until one is made.
+const WARM_KEPT: usize = 4;
 
 /// A box without an actor.
 pub(crate) struct WarmBox {
     pub(crate) sandbox: Box<dyn Sandbox>,
     pub(crate) place: Place,
     pub(crate) sink: Sink,
+}
+
+impl WarmBox {
+    /// Also while it waits: memory may have become scarce.
+    fn has_ended(&self) -> bool {
+        self.sandbox.ended().as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    /// Ends it and clears away what it leaves.
+    pub(crate) async fn remove(self) {
+        if let Err(error) = self.sandbox.destroy().await {
+            // What is left over goes with the worker.
+            tracing::warn!(error = chain(&error), "a box was not cleaned up");
+        }
+        clear_away(self);
+    }
+}
+
+/// What a box leaves may be a gigabyte that is still to be written where nobody will read it; nobody waits for that.
+pub(crate) fn clear_away(left: impl Send + 'static) {
+    tokio::task::spawn_blocking(move || drop(left));
+}
+
+/// The boxes that wait, in the order in which they were made.
+#[derive(Default)]
+pub(crate) struct Warm(Vec<(BoxKind, WarmBox)>);
+
+impl Warm {
+    /// Returns the one that has waited longest, if there are too many.
+    pub(crate) fn put(&mut self, kind: BoxKind, warm: WarmBox) -> Option<WarmBox> {
+        self.0.push((kind, warm));
+        (self.0.len() > WARM_KEPT).then(|| self.0.remove(0).1)
+    }
+
+    /// The latest of this kind that has not ended, and those that have.
+    pub(crate) fn take(&mut self, kind: &BoxKind) -> (Option<WarmBox>, Vec<WarmBox>) {
+        let ended = self.0.extract_if(.., |(_, warm)| warm.has_ended()).map(|(_, warm)| warm).collect();
+        let latest = self.0.iter().rposition(|(known, _)| known == kind);
+        (latest.map(|index| self.0.remove(index).1), ended)
+    }
+
+    pub(crate) fn take_all(&mut self) -> impl Iterator<Item = WarmBox> + use<> {
+        std::mem::take(&mut self.0).into_iter().map(|(_, warm)| warm)
+    }
+
+    pub(crate) fn kinds(&self) -> BTreeSet<&BoxKind> {
+        self.0.iter().map(|(kind, _)| kind).collect()
+    }
 }
 
 /// Where a box lies in the worker's file system. Dropped after its sandbox has ended, and everything below goes with it.
@@ -129,4 +183,50 @@ pub(crate) async fn make(
     let driver = GvisorDriver::new(&runtime.join("runsc"), Path::new("/run"), reaper);
     let sandbox = driver.prepare(&workload, id, stdio).await?;
     Ok(WarmBox { sandbox, place, sink })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::still::Still;
+
+    fn kind(name: &str) -> BoxKind {
+        BoxKind(name.to_owned())
+    }
+
+    fn warm(id: &str, sandbox: Still) -> WarmBox {
+        WarmBox { sandbox: Box::new(sandbox), place: Place::new(id, Vec::new()), sink: Sink::default() }
+    }
+
+    fn id(warm: &WarmBox) -> String {
+        warm.place.identity.file_name().expect("an id").to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn few_boxes_wait_and_those_that_have_waited_longest_go() {
+        let mut boxes = Warm::default();
+        for n in 0..WARM_KEPT {
+            assert!(boxes.put(kind(&format!("k{n}")), warm(&n.to_string(), Still::default())).is_none());
+        }
+        let gone = boxes.put(kind("k1"), warm("new", Still::default())).expect("one too many");
+        assert_eq!(id(&gone), "0");
+        assert!(boxes.take(&kind("k0")).0.is_none());
+        assert_eq!(boxes.kinds().len(), WARM_KEPT - 1);
+        let taken = [boxes.take(&kind("k1")).0, boxes.take(&kind("k1")).0].map(|warm| id(&warm.expect("it waits")));
+        assert_eq!(taken, ["new", "1"]);
+    }
+
+    #[test]
+    fn a_box_that_has_ended_while_it_waited_is_not_used() {
+        let mut boxes = Warm::default();
+        let dead = Still::default();
+        let ends = dead.ended.clone();
+        boxes.put(kind("k"), warm("alive", Still::default()));
+        boxes.put(kind("k"), warm("dead", dead));
+        ends.cancel();
+        let (taken, ended) = boxes.take(&kind("k"));
+        assert_eq!(taken.map(|warm| id(&warm)).as_deref(), Some("alive"));
+        assert_eq!(ended.iter().map(id).collect::<Vec<_>>(), ["dead"]);
+        assert!(boxes.take(&kind("k")).0.is_none());
+    }
 }

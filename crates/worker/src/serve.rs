@@ -17,10 +17,10 @@ use tokio::sync::{broadcast, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::boxes::{self, Place, WarmBox};
+use crate::boxes::{self, Place, Warm, WarmBox, clear_away};
 use crate::durable::Durable;
 use crate::link::{
-    Activate, Answer, BoxKind, Call, Capture, Command, Event, Prepare, Recalled, Refusal, Report, Said, Source, Writer,
+    Activate, Answer, Call, Capture, Command, Event, Prepare, Recalled, Refusal, Report, Said, Source, Writer,
 };
 use crate::output::Sink;
 use crate::root::Sockets;
@@ -57,7 +57,7 @@ pub(crate) struct Worker {
 #[derive(Default)]
 struct Slot {
     next_box: u64,
-    warm: HashMap<BoxKind, Vec<WarmBox>>,
+    warm: Warm,
     /// Taken by an activation that is under way, or hosting.
     taken: bool,
     tenant: Option<Arc<Tenant>>,
@@ -238,12 +238,12 @@ impl Worker {
             Command::Stop => {
                 let (tenant, warm) = {
                     let mut slot = self.slot.lock();
-                    (slot.tenant.take(), std::mem::take(&mut slot.warm))
+                    (slot.tenant.take(), slot.warm.take_all())
                 };
                 if let Some(tenant) = tenant {
                     let _ = tenant.destroy().await;
                 }
-                for warm in warm.into_values().flatten() {
+                for warm in warm {
                     let _ = warm.sandbox.destroy().await;
                 }
                 Ok(Answer::Done)
@@ -265,7 +265,7 @@ impl Worker {
             worker: self.config.uid,
             build: self.config.build.clone(),
             hosted: slot.tenant.as_ref().map(|tenant| tenant.hosted()),
-            warm: slot.warm.iter().filter(|(_, boxes)| !boxes.is_empty()).map(|(kind, _)| kind.clone()).collect(),
+            warm: slot.warm.kinds().into_iter().cloned().collect(),
             retained: slot.retained.keys().copied().collect(),
         }
     }
@@ -297,12 +297,15 @@ impl Worker {
             format!("b{}", slot.next_box)
         };
         let warm = boxes::make(&id, &self.config.cgroup, &prepare, fds, self.reaper.clone()).await.map_err(failed)?;
-        self.slot.lock().warm.entry(prepare.kind).or_default().push(warm);
+        let gone = self.slot.lock().warm.put(prepare.kind, warm);
+        if let Some(gone) = gone {
+            gone.remove().await;
+        }
         Ok(Answer::Done)
     }
 
     async fn activate(self: &Arc<Self>, activate: Activate, fds: Vec<OwnedFd>) -> Result<Answer, Refusal> {
-        let warm = {
+        let (warm, ended) = {
             let mut slot = self.slot.lock();
             match &slot.tenant {
                 // Asked twice: the first answer was lost on its way.
@@ -316,13 +319,17 @@ impl Worker {
             if slot.been_here.contains(uid, generation) {
                 return Err(Refusal::Stale);
             }
-            let Some(warm) = slot.warm.get_mut(&activate.kind).and_then(Vec::pop) else {
-                return Err(Refusal::NotPrepared);
-            };
-            slot.taken = true;
-            slot.been_here.add(uid, generation);
-            warm
+            let (warm, ended) = slot.warm.take(&activate.kind);
+            if warm.is_some() {
+                slot.taken = true;
+                slot.been_here.add(uid, generation);
+            }
+            (warm, ended)
         };
+        for ended in ended {
+            ended.remove().await;
+        }
+        let Some(warm) = warm else { return Err(Refusal::NotPrepared) };
         match self.bring_up(&activate, &warm, fds).await {
             Ok(phases) => {
                 ate_failpoint::reached("worker.restored");
@@ -341,8 +348,7 @@ impl Worker {
                 Ok(Answer::Activated { phases: phases.laps })
             }
             Err(error) => {
-                let _ = warm.sandbox.destroy().await;
-                clear_away(warm);
+                warm.remove().await;
                 self.slot.lock().taken = false;
                 Err(Refusal::Failed(error))
             }
@@ -524,11 +530,6 @@ impl Worker {
         self.vacate(&tenant);
         Ok(Answer::Done)
     }
-}
-
-/// What a box leaves may be a gigabyte that is still to be written where nobody will read it; nobody waits for that.
-fn clear_away(left: impl Send + 'static) {
-    tokio::task::spawn_blocking(move || drop(left));
 }
 
 fn failed(error: SandboxError) -> Refusal {

@@ -113,7 +113,7 @@ impl Snapshots {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::{BTreeMap, BTreeSet};
     use std::io::{Read as _, Write as _};
 
@@ -161,7 +161,7 @@ mod tests {
     }
 
     /// A snapshot with an image and files.
-    fn saved(snapshots: &Snapshots, seal: &DataKey) -> (SnapshotKey, Manifest) {
+    pub(crate) fn saved(snapshots: &Snapshots, seal: &DataKey) -> (SnapshotKey, Manifest) {
         let from = key(1, "from");
         let mut archive = snapshots.scratch_file().unwrap();
         archive.write_all(b"its files").unwrap();

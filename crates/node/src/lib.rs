@@ -108,7 +108,7 @@ pub struct Node {
     images: ate_image::ImageStore,
     runtimes: runtime::Runtimes,
     blueprints: boxes::Blueprints,
-    snapshots: snapshots::Snapshots,
+    snapshots: Arc<snapshots::Snapshots>,
     memories: memory::Memories,
     /// One activation of an actor at a time.
     arrivals: tier::Flights<ActorUid>,
@@ -157,11 +157,11 @@ impl Node {
             images: ate_image::ImageStore::open(&directory("images"), ate_image::Limits::default())?,
             runtimes: runtime::Runtimes::open(&directory("assets"), config.asset_budget)?,
             blueprints: boxes::Blueprints::default(),
-            snapshots: snapshots::Snapshots::open(
+            snapshots: Arc::new(snapshots::Snapshots::open(
                 &directory("snapshots"),
                 &directory("scratch"),
                 config.storage.clone(),
-            ),
+            )),
             memories: memory::Memories::default(),
             arrivals: tier::Flights::default(),
             saves: tier::Flights::default(),

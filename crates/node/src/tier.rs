@@ -4,8 +4,6 @@
 //! fetched once more. A snapshot is complete where its manifest is, on either side.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 use ate_blob::{BlobError, BlobPath, Blobs};
@@ -13,8 +11,9 @@ use ate_name::Digest;
 use ate_snapshot::{MANIFEST, Manifest, SnapshotKey};
 use bytes::Bytes;
 use parking_lot::Mutex;
+use tokio::fs::File;
 
-use crate::snapshots::{SnapshotError, Snapshots};
+use crate::snapshots::{SnapshotError, Snapshots, write_durably};
 
 /// Longest manifest that is read. One of a snapshot with a hundred images and all features is a tenth of this.
 const MAX_MANIFEST: u64 = 1 << 20;
@@ -76,7 +75,11 @@ fn storage(key: &SnapshotKey) -> impl Fn(BlobError) -> SnapshotError {
 impl Snapshots {
     /// Brings a snapshot of this disk to durable storage: its files, then its manifest. If `heard` says something else by then,
     /// the node may have been given up meanwhile, and the snapshot removed there by another: it stays marked, and so it is found.
-    pub(crate) async fn upload(&self, key: &SnapshotKey, heard: impl Fn() -> Option<u64>) -> Result<(), SnapshotError> {
+    pub(crate) async fn upload(
+        self: &Arc<Self>,
+        key: &SnapshotKey,
+        heard: impl Fn() -> Option<u64>,
+    ) -> Result<(), SnapshotError> {
         let Some(blobs) = &self.blobs else { return Ok(()) };
         let flight = self.flights.of(key);
         let _one = flight.lock().await;
@@ -86,7 +89,7 @@ impl Snapshots {
         }
         let directory = self.path(key);
         let io = |what| move |source| SnapshotError::Io { what, key: key.to_string(), source };
-        let bytes = match read(directory.join(MANIFEST)).await {
+        let bytes = match tokio::fs::read(directory.join(MANIFEST)).await {
             // Brought there before, and then evicted here.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 return blobs.get_bytes(&object(key, MANIFEST)?, MAX_MANIFEST).await.map(drop).map_err(storage(key));
@@ -98,7 +101,8 @@ impl Snapshots {
         let unheard = || SnapshotError::Unheard { key: key.to_string() };
         let before = heard().ok_or_else(unheard)?;
         for file in &manifest.files {
-            let source = File::open(directory.join(file.name.as_str())).map_err(io("open a file"))?;
+            let source = File::open(directory.join(file.name.as_str())).await.map_err(io("open a file"))?;
+            let source = source.into_std().await;
             blobs.put_new(&object(key, file.name.as_str())?, source).await.map_err(storage(key))?;
         }
         blobs.put_new(&object(key, MANIFEST)?, Bytes::from(bytes)).await.map_err(storage(key))?;
@@ -110,26 +114,59 @@ impl Snapshots {
     }
 
     /// The snapshot's manifest, after seeing to it that the snapshot and what it is a difference to are on this disk.
-    pub(crate) async fn ensure(&self, key: &SnapshotKey, digest: &Digest) -> Result<Manifest, SnapshotError> {
-        let manifest = match self.manifest(key, digest) {
+    pub(crate) async fn ensure(
+        self: &Arc<Self>,
+        key: &SnapshotKey,
+        digest: &Digest,
+    ) -> Result<Manifest, SnapshotError> {
+        let manifest = match self.used(key, digest).await {
             Err(SnapshotError::Missing { .. } | SnapshotError::Unusable { .. }) if self.blobs.is_some() => {
                 self.fetch(key, Wanted::With(digest)).await?;
-                self.manifest(key, digest)?
+                self.used(key, digest).await?
             }
             other => other?,
         };
-        self.touch(&self.path(key));
-        if let Some(base) = &manifest.base {
-            if !self.is_here(&base.prefix) {
-                self.fetch(&base.prefix, Wanted::Any).await?;
-            }
-            self.touch(&self.path(&base.prefix));
+        if let Some(base) = &manifest.base
+            && !self.is_here(&base.prefix)
+        {
+            self.fetch(&base.prefix, Wanted::Any).await?;
         }
         Ok(manifest)
     }
 
+    /// The snapshot's manifest; that it and what it is a difference to are used now is noted.
+    async fn used(self: &Arc<Self>, key: &SnapshotKey, digest: &Digest) -> Result<Manifest, SnapshotError> {
+        let digest = *digest;
+        self.off_reactor("read the manifest", key, move |snapshots, key| {
+            let manifest = snapshots.manifest(key, &digest)?;
+            for used in manifest.base.iter().map(|base| &base.prefix).chain([key]) {
+                snapshots.touch(&snapshots.path(used));
+            }
+            Ok(manifest)
+        })
+        .await
+    }
+
+    /// A disk may make whoever asks it wait.
+    async fn off_reactor<T: Send + 'static>(
+        self: &Arc<Self>,
+        what: &'static str,
+        key: &SnapshotKey,
+        work: impl FnOnce(&Self, &SnapshotKey) -> Result<T, SnapshotError> + Send + 'static,
+    ) -> Result<T, SnapshotError> {
+        let (snapshots, at) = (Arc::clone(self), key.clone());
+        let done = tokio::task::spawn_blocking(move || work(&snapshots, &at)).await;
+        done.unwrap_or_else(|panic| {
+            Err(SnapshotError::Io { what, key: key.to_string(), source: std::io::Error::other(panic) })
+        })
+    }
+
     /// Puts what durable storage has in the place of what is here.
-    pub(crate) async fn fetch_again(&self, key: &SnapshotKey, manifest: &Manifest) -> Result<(), SnapshotError> {
+    pub(crate) async fn fetch_again(
+        self: &Arc<Self>,
+        key: &SnapshotKey,
+        manifest: &Manifest,
+    ) -> Result<(), SnapshotError> {
         let base = manifest.base.as_ref().map(|base| base.prefix.clone());
         for key in base.iter().chain([key]) {
             self.forget_base(key);
@@ -148,7 +185,7 @@ impl Snapshots {
     }
 
     /// Each file takes its old one's place once it is whole, so that what is here is never less than it was.
-    async fn fetch(&self, key: &SnapshotKey, wanted: Wanted<'_>) -> Result<(), SnapshotError> {
+    async fn fetch(self: &Arc<Self>, key: &SnapshotKey, wanted: Wanted<'_>) -> Result<(), SnapshotError> {
         let Some(blobs) = &self.blobs else {
             return Err(SnapshotError::Missing { key: key.to_string(), whence: "this node's disk".to_owned() });
         };
@@ -161,16 +198,26 @@ impl Snapshots {
         let _one = flight.lock().await;
         let done = match wanted {
             Wanted::Any => self.is_here(key),
-            Wanted::With(digest) => self.manifest(key, digest).is_ok(),
+            Wanted::With(digest) => self.used(key, digest).await.is_ok(),
             Wanted::Again => false,
         };
         if done {
             return Ok(());
         }
-        self.fetch_files(blobs, key, wanted).await.inspect_err(|_| self.forget_half(key))
+        let fetched = self.fetch_files(blobs, key, wanted).await;
+        if fetched.is_err() {
+            let clear = |snapshots: &Self, key: &SnapshotKey| Ok(snapshots.forget_half(key));
+            let _ = self.off_reactor("clear away what was fetched", key, clear).await;
+        }
+        fetched
     }
 
-    async fn fetch_files(&self, blobs: &Blobs, key: &SnapshotKey, wanted: Wanted<'_>) -> Result<(), SnapshotError> {
+    async fn fetch_files(
+        self: &Arc<Self>,
+        blobs: &Blobs,
+        key: &SnapshotKey,
+        wanted: Wanted<'_>,
+    ) -> Result<(), SnapshotError> {
         let bytes = blobs.get_bytes(&object(key, MANIFEST)?, MAX_MANIFEST).await.map_err(storage(key))?;
         let unusable =
             |error: &dyn std::fmt::Display| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() };
@@ -180,11 +227,11 @@ impl Snapshots {
         };
         let io = |what| move |source| SnapshotError::Io { what, key: key.to_string(), source };
         let directory = self.path(key);
-        std::fs::create_dir_all(&directory).map_err(io("make the directory"))?;
+        tokio::fs::create_dir_all(&directory).await.map_err(io("make the directory"))?;
         for file in &manifest.files {
             // Written beside the final name: a fetch that is cut off leaves nothing that looks like a file of it.
             let temporary = directory.join(format!(".{}", file.name));
-            let target = File::create(&temporary).map_err(io("make a file"))?;
+            let target = File::create(&temporary).await.map_err(io("make a file"))?.into_std().await;
             let length = blobs.get_to_file(&object(key, file.name.as_str())?, target).await.map_err(storage(key))?;
             if length != file.stored.length {
                 return Err(unusable(&format!(
@@ -192,20 +239,26 @@ impl Snapshots {
                     file.name, file.stored.length
                 )));
             }
-            std::fs::rename(&temporary, directory.join(file.name.as_str())).map_err(io("name a file"))?;
+            let whole = directory.join(file.name.as_str());
+            tokio::fs::rename(&temporary, whole).await.map_err(io("name a file"))?;
         }
-        crate::snapshots::write_durably(&directory, MANIFEST, &bytes).map_err(io("write the manifest"))
+        let what = "write the manifest";
+        self.off_reactor(what, key, move |snapshots, key| {
+            let written = write_durably(&snapshots.path(key), MANIFEST, &bytes);
+            written.map_err(|source| SnapshotError::Io { what, key: key.to_string(), source })
+        })
+        .await
     }
 
     /// Removes a snapshot, here and in durable storage.
-    pub(crate) async fn forget(&self, key: &SnapshotKey) -> Result<(), SnapshotError> {
+    pub(crate) async fn forget(self: &Arc<Self>, key: &SnapshotKey) -> Result<(), SnapshotError> {
         let flight = self.flights.of(key);
         let _one = flight.lock().await;
-        self.forget_here(key).map_err(|source| SnapshotError::Io {
-            what: "remove the files",
-            key: key.to_string(),
-            source,
-        })?;
+        let what = "remove the files";
+        self.off_reactor(what, key, move |snapshots, key| {
+            snapshots.forget_here(key).map_err(|source| SnapshotError::Io { what, key: key.to_string(), source })
+        })
+        .await?;
         if let Some(blobs) = &self.blobs {
             // Without its manifest it no longer exists, whatever happens next.
             blobs.delete(&object(key, MANIFEST)?).await.map_err(storage(key))?;
@@ -217,7 +270,57 @@ impl Snapshots {
     }
 }
 
-async fn read(path: PathBuf) -> std::io::Result<Vec<u8>> {
-    let read = tokio::task::spawn_blocking(move || std::fs::read(Path::new(&path))).await;
-    read.map_err(std::io::Error::other).flatten()
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use ate_blob::Backend;
+    use ate_snapshot::{Content, DataKey};
+
+    use super::*;
+
+    async fn opened(root: &std::path::Path, name: &str) -> Arc<Snapshots> {
+        let (storage, scratch) = (root.join("storage"), root.join(name).join("scratch"));
+        std::fs::create_dir_all(&storage).unwrap();
+        std::fs::create_dir_all(&scratch).unwrap();
+        let blobs = Blobs::open(Backend::Directory(storage)).await.unwrap();
+        Arc::new(Snapshots::open(&root.join(name).join("snapshots"), &scratch, Some(blobs)))
+    }
+
+    #[tokio::test]
+    async fn a_disk_that_makes_a_fetch_wait_makes_nobody_else_wait() {
+        let root = tempfile::tempdir().unwrap();
+        let here = opened(root.path(), "here").await;
+        let (key, manifest) = crate::copy::tests::saved(&here, &DataKey::from_random([1; 32]));
+        let digest = Content::of(&manifest.to_bytes().unwrap()).digest;
+        here.upload(&key, || Some(1)).await.unwrap();
+
+        let there = opened(root.path(), "there").await;
+        let directory = there.path(&key);
+        std::fs::create_dir_all(&directory).unwrap();
+        // It cannot be opened for writing until somebody reads, and cannot be flushed then.
+        let pipe = directory.join(format!(".{MANIFEST}"));
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let (says, hears) = mpsc::channel();
+        let reader = std::thread::spawn(move || {
+            let others_go_on = hears.recv_timeout(Duration::from_secs(30)).is_ok();
+            std::fs::File::open(pipe).map(|_| others_go_on).unwrap()
+        });
+        let fetching = tokio::spawn({
+            let (there, key) = (Arc::clone(&there), key.clone());
+            async move { there.ensure(&key, &digest).await }
+        });
+        while !manifest.files.iter().all(|file| directory.join(file.name.as_str()).exists()) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        says.send(()).unwrap();
+        assert!(fetching.await.unwrap().is_err(), "a pipe is no file");
+        assert!(reader.join().unwrap(), "this one, for example");
+        assert!(!directory.exists(), "no half of it is left");
+
+        assert_eq!(there.ensure(&key, &digest).await.unwrap().files, manifest.files);
+        there.forget(&key).await.unwrap();
+        assert!(matches!(there.ensure(&key, &digest).await, Err(SnapshotError::Missing { .. })));
+    }
 }

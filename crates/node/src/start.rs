@@ -16,7 +16,7 @@ use crate::{Node, NodeError, Pool};
 /// A worker that is not up by then will not be.
 const UP_WITHIN: Duration = Duration::from_secs(10);
 
-/// Lines of the log of a worker that did not come up. The last one says why; the rest is what led there.
+/// Lines of the log of a worker that has ended, or did not come up. The last one says why; the rest is what led there.
 const LAST_WORDS: usize = 10;
 
 /// After a worker that could not be started, the next try; doubles each time, this often.
@@ -171,13 +171,17 @@ impl Node {
     }
 }
 
-/// With the last that the worker said: its log goes with it.
 fn silent(worker: WorkerUid, why: &str, directory: &Path) -> NodeError {
-    let log = std::fs::read_to_string(directory.join("worker.log")).unwrap_or_default();
+    NodeError::Worker(format!("{worker} {why}, and its log says: {}", last_words(directory)))
+}
+
+/// The last that a worker said: its log goes with it.
+pub(crate) fn last_words(directory: &Path) -> String {
+    let log = std::fs::read(directory.join("worker.log")).unwrap_or_default();
+    let log = String::from_utf8_lossy(&log);
     let mut last: Vec<&str> = log.trim().lines().rev().take(LAST_WORDS).collect();
     last.reverse();
-    let said = if last.is_empty() { "nothing".to_owned() } else { last.join("\n") };
-    NodeError::Worker(format!("{worker} {why}, and its log says: {said}"))
+    if last.is_empty() { "nothing".to_owned() } else { last.join("\n") }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ate_name::{ActorKey, ActorUid, Digest, Generation, NodeName, ObjectKey, OpId, TemplateUid, WorkerUid};
 use ate_orders::{Identity, Workload};
-use ate_worker::link::{self, Answer, BoxKind, Call, Command, Event, Recalled, Refusal, Report, Said};
+use ate_worker::link::{self, Answer, BoxKind, Call, Command, Event, Recalled, Refusal, Report};
 use parking_lot::Mutex;
 use tokio::net::UnixListener;
 use tokio::sync::broadcast;
@@ -81,12 +81,21 @@ pub(crate) struct Stub {
     pub(crate) boxes: Mutex<Vec<BoxKind>>,
     pub(crate) stopped: tokio_util::sync::CancellationToken,
     pub(crate) news: broadcast::Sender<Event>,
+    /// Its link ends without a word.
+    pub(crate) dies: tokio::sync::Notify,
 }
 
 impl Stub {
     pub(crate) fn new(retained: HashMap<OpId, File>) -> Self {
         let (build, retained) = (BUILD.to_owned(), Mutex::new(retained));
-        Self { build, retained, boxes: Mutex::default(), stopped: Default::default(), news: broadcast::Sender::new(8) }
+        Self {
+            build,
+            retained,
+            boxes: Mutex::default(),
+            stopped: Default::default(),
+            news: broadcast::Sender::new(8),
+            dies: Default::default(),
+        }
     }
 
     /// Where a worker of the node's has its directory, and who it is.
@@ -116,9 +125,10 @@ impl Stub {
                 call = reader.next::<Call>() => {
                     let Ok(Some((Call { id, command }, _))) = call else { return };
                     let (result, fds) = self.answer(worker, command);
-                    (Said::Reply { id, result }, fds)
+                    (link::Said::Reply { id, result }, fds)
                 }
-                Ok(event) = news.recv() => (Said::Event(event), Vec::new()),
+                () = self.dies.notified() => return,
+                Ok(event) = news.recv() => (link::Said::Event(event), Vec::new()),
             };
             writer.send(&said, &link::borrowed(&fds)).await.expect("a node that listens");
         }
@@ -161,4 +171,36 @@ impl Stub {
         };
         (Ok(answer), Vec::new())
     }
+}
+
+/// What is logged on a thread.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Said(Arc<Mutex<String>>);
+
+impl Said {
+    pub(crate) fn text(&self) -> String {
+        self.0.lock().clone()
+    }
+}
+
+impl tracing::field::Visit for Said {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        self.0.lock().push_str(&format!("{field}={value:?} "));
+    }
+}
+
+impl tracing::Subscriber for Said {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::Id {
+        tracing::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::Id, _: &tracing::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+    fn enter(&self, _: &tracing::Id) {}
+    fn exit(&self, _: &tracing::Id) {}
 }

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::boxes::Ran;
+use crate::start::last_words;
 use crate::{Node, NodeError};
 
 /// A worker that outlived its node first brings to an end what that one had begun: a save of some gigabytes at worst.
@@ -304,9 +305,17 @@ impl Node {
         }
         // It may only have stopped answering: nobody is told that it is gone while anything of it runs. Then at once, because its
         // actor is waited for; and what else is left of it is removed before it is no longer known here.
-        let birth = handle.birth.clone();
-        let _ = tokio::task::spawn_blocking(move || end(&birth)).await;
+        let ended = Arc::clone(&handle);
+        let said = tokio::task::spawn_blocking(move || {
+            end(&ended.birth);
+            last_words(&ended.directory)
+        });
+        let said = said.await.unwrap_or_default();
         let _ = self.events.send(NodeEvent::WorkerGone { worker }).await;
+        if !handle.state.lock().retiring {
+            let Birth { pool, pod, .. } = &handle.birth;
+            tracing::warn!(%worker, %pool, pod, said, "a worker is gone that was not to go");
+        }
         self.clean_up(Some(handle.birth.clone()), handle.directory.clone()).await;
         self.workers.lock().remove(&worker);
         self.missing.notify_one();
@@ -429,6 +438,7 @@ impl Node {
                 return;
             }
             for handle in handles {
+                handle.state.lock().retiring = true;
                 // Its link ends with it, and the rest follows from that.
                 kill(&handle.birth);
             }
@@ -505,5 +515,40 @@ fn end(birth: &Birth) {
     let mut ended = [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)];
     if rustix::event::poll(&mut ended, Some(&within)) == Ok(0) {
         tracing::warn!(worker = %birth.uid, pid = birth.pid, "a worker was killed and has not ended yet");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stub::{self, Said, Stub};
+
+    /// What the node says of a worker whose log says "panicked", when its link ends.
+    async fn said_of_the_end(of: impl AsyncFnOnce(&Arc<Node>, &Stub, &Handle)) -> String {
+        let directory = tempfile::tempdir().unwrap();
+        let said = Said::default();
+        let _listening = tracing::subscriber::set_default(said.clone());
+        let node = stub::node(directory.path());
+        let worker = Arc::new(Stub::new(HashMap::new()));
+        let handle = worker.join(&node).await.unwrap();
+        std::fs::write(handle.directory.join("worker.log"), "first\nit panicked").unwrap();
+        of(&node, &worker, &handle).await;
+        while !node.workers().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(!handle.directory.exists());
+        said.text()
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_ends_by_itself_leaves_its_last_words() {
+        let said = said_of_the_end(async |_, worker, _| worker.dies.notify_one()).await;
+        assert!(said.contains("not to go") && said.contains("it panicked"), "{said}");
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_is_told_to_go_has_nothing_to_say() {
+        let said = said_of_the_end(async |node, _, handle| node.retire(vec![handle.birth.uid])).await;
+        assert!(!said.contains("panicked"), "{said}");
     }
 }

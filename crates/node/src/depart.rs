@@ -372,6 +372,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_a_worker_of_another_build_holds_is_taken_from_it_and_stored() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = stub::node(directory.path());
+        let (key, order) = order();
+        let retained = HashMap::from([(order.op, tempfile::tempfile().unwrap())]);
+        let worker = Arc::new(Stub { build: "another".to_owned(), ..Stub::new(retained) });
+        worker.join(&node).await.expect_err("a node adopts only its own kind");
+        worker.dies.notify_one();
+        assert!(node.handles().is_empty() && node.owes());
+        node.run_store(order).await.unwrap();
+        assert!(node.snapshots.is_here(&key) && !node.owes());
+    }
+
+    #[tokio::test]
     async fn a_worker_that_is_to_go_outlives_a_node_that_stops_before_all_is_stored() {
         let directory = tempfile::tempdir().unwrap();
         let node = stub::node(directory.path());

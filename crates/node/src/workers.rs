@@ -239,9 +239,6 @@ impl Node {
         let ask = async |command| tokio::time::timeout(ANSWERS_WITHIN, link.call(command, &[])).await;
         let deaf = || NodeError::Worker("it does not answer".into());
         let Ok(Ok(Answer::Report(report))) = ask(link::Command::Report).await else { return Err(deaf()) };
-        if report.build != self.config.build {
-            return Err(NodeError::Worker(format!("it is of build {}", report.build)));
-        }
         let Ok(Ok(Answer::Memo(memo))) = ask(link::Command::Memo).await else { return Err(deaf()) };
         let handle = Arc::new(Handle {
             birth: birth.clone(),
@@ -259,6 +256,10 @@ impl Node {
         }
         for op in &report.retained {
             self.take_back(&handle, *op).await.map_err(|error| NodeError::Worker(error.to_string()))?;
+        }
+        // Its actor cannot be followed, but what it has captured has been taken from it: that is stored here as any other.
+        if report.build != self.config.build {
+            return Err(NodeError::Worker(format!("it is of build {}", report.build)));
         }
         let egress = directory.join("link").join(ate_worker::EGRESS_SOCKET);
         let _ = std::fs::remove_file(&egress);

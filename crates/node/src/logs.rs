@@ -4,14 +4,16 @@ use std::fs::File;
 use std::io::{self, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use ate_name::ActorUid;
 use ate_orders::LogsOrder;
+use parking_lot::Mutex;
 use tokio::io::{AsyncBufReadExt, AsyncSeekExt, BufReader};
 use tokio::sync::mpsc;
 
 /// How often a log that is followed is looked at again.
-const LOOK_EVERY: std::time::Duration = std::time::Duration::from_millis(100);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// A log file is cut off here and begun anew; the one before it is kept.
 const MAX_LOG: u64 = 16 << 20;
@@ -19,14 +21,41 @@ const MAX_LOG: u64 = 16 << 20;
 /// Read at once when the end of a log is looked for.
 const STEP: usize = 64 << 10;
 
-#[derive(Clone, Debug)]
+/// A log of an actor that is not here goes when nobody has written to it for so long: the actor has moved on, or is no more, and a
+/// node may never be told.
+const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// Bytes that the logs of actors that are not here may take together; those not written to for longest go first.
+pub(crate) const KEPT_BYTES: u64 = 1 << 30;
+
+#[derive(Debug)]
 pub(crate) struct Logs {
     directory: PathBuf,
+    /// Held while one is opened for writing, and while one is removed because it is old.
+    tidying: Mutex<()>,
+}
+
+/// A file of a log.
+#[derive(Debug)]
+struct Old {
+    path: PathBuf,
+    bytes: u64,
+    written: SystemTime,
+}
+
+impl Old {
+    /// If it is a log's, of an actor that `is_here` does not know.
+    fn of(path: PathBuf, is_here: impl Fn(ActorUid) -> bool) -> Option<Self> {
+        let (actor, _) = path.file_name()?.to_str()?.split_once('.')?;
+        let metadata = path.metadata().ok()?;
+        let gone = !is_here(ActorUid::parse(actor).ok()?);
+        Some(Self { bytes: metadata.len(), written: metadata.modified().ok()?, path }).filter(|_| gone)
+    }
 }
 
 impl Logs {
     pub(crate) fn open(directory: &Path) -> Self {
-        Self { directory: directory.to_owned() }
+        Self { directory: directory.to_owned(), tidying: Mutex::default() }
     }
 
     /// By uid: another actor of the same name has another log.
@@ -43,10 +72,37 @@ impl Logs {
     /// For writing at the end, whoever else does.
     pub(crate) fn append(&self, actor: ActorUid) -> io::Result<File> {
         let path = self.path(actor);
+        let _one = self.tidying.lock();
         if path.metadata().is_ok_and(|metadata| metadata.len() > MAX_LOG) {
             std::fs::rename(&path, path.with_extension("jsonl.1"))?;
         }
-        File::options().create(true).append(true).open(path)
+        let file = File::options().create(true).append(true).open(path)?;
+        // Whoever is about to print something is about to be here.
+        file.set_modified(SystemTime::now())?;
+        Ok(file)
+    }
+
+    /// Removes what is old of actors that are not here, and what is too much; returns how many files went. Blocks.
+    pub(crate) fn tidy(&self, is_here: impl Fn(ActorUid) -> bool, budget: u64, now: SystemTime) -> io::Result<usize> {
+        let paths = std::fs::read_dir(&self.directory)?.flatten().map(|entry| entry.path());
+        let mut logs: Vec<Old> = paths.filter_map(|path| Old::of(path, &is_here)).collect();
+        logs.sort_by_key(|log| log.written);
+        let mut total: u64 = logs.iter().map(|log| log.bytes).sum();
+        let mut gone = 0;
+        for log in logs {
+            let is_old = now.duration_since(log.written).is_ok_and(|age| age > KEPT_FOR);
+            if total <= budget && !is_old {
+                break;
+            }
+            total = total.saturating_sub(log.bytes);
+            let _one = self.tidying.lock();
+            // Unless its actor has come meanwhile.
+            if log.path.metadata().and_then(|now| now.modified()).is_ok_and(|written| written == log.written) {
+                std::fs::remove_file(&log.path)?;
+                gone += 1;
+            }
+        }
+        Ok(gone)
     }
 
     /// Sends the lines asked for. A log that is not there yet has no lines.
@@ -121,6 +177,49 @@ fn last_lines(path: &Path, count: usize) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn logs_of_actors_that_are_elsewhere_go_when_they_are_old_or_too_many() {
+        let directory = tempfile::tempdir().unwrap();
+        let logs = Logs::open(directory.path());
+        let now = SystemTime::now();
+        let log = |n: u8, name: &str, age: Duration| {
+            let path = logs.path(ActorUid::from_random([n; 16])).with_extension(name);
+            std::fs::write(&path, [0; 1000]).unwrap();
+            File::options().append(true).open(&path).unwrap().set_modified(now - age).unwrap();
+            path
+        };
+        let (day, long) = (Duration::from_secs(24 * 60 * 60), KEPT_FOR + Duration::from_secs(1));
+        let here = [log(1, "jsonl", long), log(1, "jsonl.1", 2 * long)];
+        let old = [log(2, "jsonl", long), log(2, "jsonl.1", 2 * long)];
+        let [older, newer] = [log(3, "jsonl", 2 * day), log(4, "jsonl", day)];
+        let is_here = |actor| actor == ActorUid::from_random([1; 16]);
+        assert_eq!(logs.tidy(is_here, KEPT_BYTES, now).unwrap(), 2);
+        assert!(old.iter().all(|path| !path.exists()));
+        assert!(here.iter().chain([&older, &newer]).all(|path| path.exists()));
+
+        assert_eq!(logs.tidy(is_here, 1000, now).unwrap(), 1);
+        assert!(!older.exists() && here.iter().chain([&newer]).all(|path| path.exists()));
+        assert_eq!(logs.tidy(|_| false, KEPT_BYTES, now).unwrap(), 2, "when the actor has gone, its log is old");
+    }
+
+    #[test]
+    fn the_log_of_an_actor_that_is_just_coming_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let logs = Logs::open(directory.path());
+        let actor = ActorUid::from_random([1; 16]);
+        let now = SystemTime::now();
+        drop(logs.append(actor).unwrap());
+        let path = logs.path(actor);
+        File::options().append(true).open(&path).unwrap().set_modified(now - 2 * KEPT_FOR).unwrap();
+        // It comes while the others are being looked at.
+        let is_here = |_| {
+            logs.append(actor).unwrap();
+            false
+        };
+        assert_eq!(logs.tidy(is_here, 0, now).unwrap(), 0);
+        assert!(path.exists());
+    }
 
     #[test]
     fn the_last_lines_are_found_from_the_end() {

@@ -1,6 +1,6 @@
 //! Worker processes: adopted, watched, stopped.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::boxes::Ran;
 use crate::start::last_words;
-use crate::{Node, NodeError};
+use crate::{Node, NodeError, logs};
 
 /// A worker that outlived its node first brings to an end what that one had begun: a save of some gigabytes at worst.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(120);
@@ -34,6 +34,9 @@ const DEAF_FOR: Duration = Duration::from_secs(20);
 
 /// How often it is looked how much room copies of snapshots take.
 const EVICT_EVERY: Duration = Duration::from_secs(30);
+
+/// How often it is looked how old logs are, as one in so many of those times: they grow slowly, and there may be many.
+const TIDY_ONE_IN: u32 = 60;
 
 /// How long a worker may take to end its boxes when told to stop.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
@@ -115,6 +118,11 @@ impl Handle {
     /// As it was before [`host`](Self::host).
     pub(crate) fn take_over(&self, before: Option<Resident>) {
         self.state.lock().tenant = before;
+    }
+
+    /// Who is here.
+    fn actor(&self) -> Option<ActorUid> {
+        self.state.lock().tenant.as_ref().map(|(identity, ..)| identity.uid)
     }
 
     /// What the actor runs on, if it is the one at the generation.
@@ -383,10 +391,14 @@ impl Node {
         }
     }
 
-    /// Keeps copies of snapshots within their budget, again and again.
+    /// Keeps copies of snapshots and logs of actors that are elsewhere within their budgets, again and again.
     pub async fn evict_regularly(self: Arc<Self>) {
-        loop {
+        for time in 0_u32.. {
             self.evict_copies(self.config.copy_budget).await;
+            // Not before it is known who is here.
+            if time % TIDY_ONE_IN == 1 && self.adopted.is_cancelled() {
+                self.tidy_logs().await;
+            }
             tokio::select! {
                 () = tokio::time::sleep(EVICT_EVERY) => {}
                 () = self.stopping.cancelled() => return,
@@ -402,6 +414,19 @@ impl Node {
             Ok(0) => {}
             Ok(gone) => tracing::info!(gone, "copies of snapshots were removed from this disk"),
             Err(error) => tracing::warn!(%error, "copies of snapshots could not be removed"),
+        }
+    }
+
+    async fn tidy_logs(self: &Arc<Self>) {
+        let node = Arc::clone(self);
+        let tidied = tokio::task::spawn_blocking(move || {
+            let here: HashSet<ActorUid> = node.handles().iter().filter_map(|handle| handle.actor()).collect();
+            node.logs.tidy(|actor| here.contains(&actor), logs::KEPT_BYTES, std::time::SystemTime::now())
+        });
+        match tidied.await.map_err(std::io::Error::other).flatten() {
+            Ok(0) => {}
+            Ok(gone) => tracing::info!(gone, "logs of actors that are elsewhere were removed"),
+            Err(error) => tracing::warn!(%error, "logs could not be removed"),
         }
     }
 
@@ -539,6 +564,22 @@ mod tests {
         }
         assert!(!handle.directory.exists());
         said.text()
+    }
+
+    #[tokio::test]
+    async fn the_log_of_an_actor_that_is_here_stays_however_quiet_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = stub::node(directory.path());
+        let handle = Arc::new(Stub::new(HashMap::new())).join(&node).await.unwrap();
+        handle.host(&stub::identity(), &stub::ran(), &stub::workload());
+        let log = |actor| {
+            let file = node.logs.append(actor).unwrap();
+            file.set_modified(std::time::UNIX_EPOCH).unwrap();
+            node.config.directory.join("logs").join(format!("{actor}.jsonl"))
+        };
+        let [here, elsewhere] = [log(stub::identity().uid), log(ActorUid::from_random([9; 16]))];
+        node.tidy_logs().await;
+        assert!(here.exists() && !elsewhere.exists());
     }
 
     #[tokio::test]

@@ -50,7 +50,7 @@ fn has_scheme(text: &str) -> bool {
     text.split_once(':').is_some_and(|(scheme, _)| !scheme.is_empty() && !scheme.contains('/'))
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Place {
     Directory(PathBuf),
     Database(Box<Settings>),

@@ -4,15 +4,15 @@ use std::error::Error;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use anyhow::Context as _;
 use ate_backup::Backup;
 use ate_cli::Global;
 use ate_control::{Check, Findings, Named, Restoring, Summary};
 use ate_store::{Contents, Counts, IfOccupied, Mutation, Mutations, Revision};
 use ate_store_embedded::LostTail;
-use futures::StreamExt;
+use futures::{StreamExt, stream};
 use serde::Serialize;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::place::{Place, StoreArgs};
 
@@ -166,11 +166,10 @@ async fn restore(args: RestoreArgs, global: &Global) -> anyhow::Result<()> {
     let backup = tokio::task::spawn_blocking(move || Backup::open(&file)).await??;
     let restoring = Restoring::new(backup.header.time, backup.header.revision, jiff::Timestamp::now())?;
     let revision = restoring.revision();
-    let (mutations, rewriting) = rewrite(backup.clone(), restoring);
+    let (mutations, rewritten) = rewrite(backup.clone(), restoring);
     let occupied = if args.replace { IfOccupied::Replace } else { IfOccupied::Refuse };
     let moved_aside = place.load(occupied, revision, mutations).await?;
-    let summary = rewriting.await?;
-    let Some(summary) = summary else { bail!("the backup was not read to its end") };
+    let summary = rewritten.await.context("the backup was not read to its end")?;
     let told = Told::of(&backup, revision, &summary, moved_aside.as_deref());
     match global.document(&told) {
         Some(text) => print!("{text}"),
@@ -179,38 +178,48 @@ async fn restore(args: RestoreArgs, global: &Global) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads the backup and rewrites what is in it on a thread of its own. The summary is there once all was taken.
-fn rewrite(backup: Backup, mut restoring: Restoring) -> (Mutations, tokio::task::JoinHandle<Option<Summary>>) {
-    type Item = Result<Mutation, Box<dyn Error + Send + Sync>>;
-    let (send, arriving) = mpsc::channel::<Item>(ON_THE_WAY);
+/// Reads the backup and rewrites what is in it. The summary is there once all was taken.
+fn rewrite(backup: Backup, mut restoring: Restoring) -> (Mutations, oneshot::Receiver<Summary>) {
     let mut progress = Progress::new("restored");
-    let rewriting = tokio::task::spawn_blocking(move || {
-        let mut fill = || -> Result<bool, Box<dyn Error + Send + Sync>> {
-            let mut count = 0;
-            for record in backup.records()? {
-                for mutation in restoring.take(record?)? {
-                    if send.blocking_send(Ok(mutation)).is_err() {
-                        return Ok(false);
-                    }
-                }
-                count += 1;
-                progress.tell(count);
+    on_a_thread(move |send| {
+        let mut count = 0;
+        for record in backup.records()? {
+            for mutation in restoring.take(record?)? {
+                send.blocking_send(mutation)?;
             }
-            Ok(restoring.finish().into_iter().all(|mutation| send.blocking_send(Ok(mutation)).is_ok()))
-        };
-        match fill() {
-            Ok(all) => all.then(|| restoring.summary().clone()),
-            Err(error) => {
-                let _ = send.blocking_send(Err(error));
+            count += 1;
+            progress.tell(count);
+        }
+        for mutation in restoring.finish() {
+            send.blocking_send(mutation)?;
+        }
+        Ok(restoring.summary().clone())
+    })
+}
+
+/// What `work` sends, from a thread of its own. Only if it comes to its end is that the end of the mutations: whatever else ends
+/// it, a panic too, is an error, so that nobody takes the part that was sent for the whole.
+fn on_a_thread<T: Send + 'static>(
+    work: impl FnOnce(&mpsc::Sender<Mutation>) -> Result<T, Box<dyn Error + Send + Sync>> + Send + 'static,
+) -> (Mutations, oneshot::Receiver<T>) {
+    let (send, arriving) = mpsc::channel(ON_THE_WAY);
+    let (tell, told) = oneshot::channel();
+    let working = tokio::task::spawn_blocking(move || work(&send));
+    let mutations = stream::unfold(Some((arriving, working, tell)), |state| async move {
+        let (mut arriving, working, tell) = state?;
+        if let Some(mutation) = arriving.recv().await {
+            return Some((Ok(mutation), Some((arriving, working, tell))));
+        }
+        match working.await {
+            Ok(Ok(done)) => {
+                let _ = tell.send(done);
                 None
             }
+            Ok(Err(error)) => Some((Err(error), None)),
+            Err(panicked) => Some((Err(panicked.into()), None)),
         }
     });
-    let mutations = futures::stream::unfold(arriving, |mut arriving| async move {
-        let next = arriving.recv().await?;
-        Some((next, arriving))
-    });
-    (mutations.boxed(), rewriting)
+    (mutations.boxed(), told)
 }
 
 /// What a restore tells.
@@ -298,7 +307,8 @@ impl Progress {
 
     fn tell(&mut self, count: u64) {
         if self.is_watched && count.is_multiple_of(TELL_EVERY) {
-            eprint!("\r{} {count} records", self.what);
+            // A terminal that is gone is no reason to stop, and to panic none at all.
+            let _ = write!(std::io::stderr(), "\r{} {count} records", self.what);
             self.shown = true;
         }
     }
@@ -308,7 +318,54 @@ impl Drop for Progress {
     fn drop(&mut self) {
         if self.shown {
             // Over it, so that what follows begins on a clean line.
-            eprint!("\r{:40}\r", "");
+            let _ = write!(std::io::stderr(), "\r{:40}\r", "");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ate_store::{Change, Key, Kind, Record};
+    use ate_store_postgres::Settings;
+
+    use super::*;
+
+    fn record(name: &str) -> Record {
+        let key = Key::parse(Kind::Atespace, name).expect("well formed");
+        Record { key, version: 1, revision: Revision(1), value: "{}".into() }
+    }
+
+    /// As a panic does, or a thread that gives up, after a part was sent.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_source_that_ends_early_restores_nothing() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let server = ate_testkit_postgres::Server::default();
+        let address = server.url().parse().expect("well formed");
+        let places =
+            [Place::Directory(directory.path().join("store")), Place::Database(Box::new(Settings::new(address)))];
+        for place in places {
+            let opened = place.clone().open().await.expect("opens");
+            let kept = record("kept");
+            opened.store().commit(Change::new().put(kept.key.clone(), kept.value.clone())).await.expect("no guards");
+            opened.close().await.expect("closes");
+            for panics in [true, false] {
+                let (mutations, told) = on_a_thread::<()>(move |send| {
+                    send.blocking_send(Mutation::Put(record("new")))?;
+                    if panics { panic!("as a dead terminal makes it") } else { Err("the disk is gone".into()) }
+                });
+                let refused =
+                    place.load(IfOccupied::Replace, Revision(7), mutations).await.expect_err("a part is not all");
+                let refused = format!("{refused:#}");
+                assert!(refused.contains("cannot be read: "), "{refused}");
+                assert!(told.await.is_err(), "nothing is told of what was not done");
+                let contents = place.contents(LostTail::Refuse).await.expect("what was there is there");
+                let entries: Vec<_> = contents.entries.map(|entry| entry.expect("reads")).collect().await;
+                assert_eq!((contents.revision, entries), (Revision(1), vec![ate_store::Entry::Record(kept.clone())]));
+            }
+            // And one that comes to its end is whole.
+            let (mutations, told) = on_a_thread(|send| Ok(send.blocking_send(Mutation::Put(record("new")))?));
+            place.load(IfOccupied::Replace, Revision(7), mutations).await.expect("all of it");
+            told.await.expect("it is done");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use ate_control::Replicas;
-use ate_store::{Contents, Fault, FeedLimits, IfOccupied, Mutations, Revision, Store};
+use ate_store::{Contents, Fault, FeedLimits, IfOccupied, Replacement, Revision, Store};
 use ate_store_embedded::{EmbeddedStore, LostTail, OpenError};
 use ate_store_postgres::{PostgresStore, Schema, Settings};
 
@@ -95,20 +95,19 @@ impl Place {
     pub(crate) async fn load(
         &self,
         occupied: IfOccupied,
-        revision: Revision,
-        mutations: Mutations,
+        replacement: impl FnOnce(Revision) -> Replacement + Send + 'static,
     ) -> anyhow::Result<Option<PathBuf>> {
         match self {
             Self::Directory(path) => {
                 use ate_store_embedded::LoadError;
-                match ate_store_embedded::load(path, occupied, revision, mutations).await {
+                match ate_store_embedded::load(path, occupied, replacement).await {
                     Ok(loaded) => Ok(loaded.moved_aside),
                     Err(LoadError::Open(error)) => Err(open_error(path, error)),
                     Err(error) => Err(error.into()),
                 }
             }
             Self::Database(settings) => {
-                ate_store_postgres::load(settings, occupied, revision, mutations).await?;
+                ate_store_postgres::load(settings, occupied, replacement).await?;
                 Ok(None)
             }
         }

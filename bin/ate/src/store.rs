@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use ate_backup::Backup;
 use ate_cli::Global;
-use ate_control::{Check, Findings, Named, Restoring, Summary};
-use ate_store::{Contents, Counts, IfOccupied, Mutation, Mutations, Revision};
+use ate_control::{Check, Findings, Named, Restoring};
+use ate_store::{Contents, Counts, IfOccupied, Mutation, Mutations, Replacement, Revision};
 use ate_store_embedded::LostTail;
 use futures::{StreamExt, stream};
 use serde::Serialize;
@@ -165,12 +165,16 @@ async fn restore(args: RestoreArgs, global: &Global) -> anyhow::Result<()> {
     let file = args.file.clone();
     let backup = tokio::task::spawn_blocking(move || Backup::open(&file)).await??;
     let restoring = Restoring::new(backup.header.time, backup.header.revision, jiff::Timestamp::now())?;
-    let revision = restoring.revision();
-    let (mutations, rewritten) = rewrite(backup.clone(), restoring);
+    let (tell, told) = oneshot::channel();
+    let rewritten = backup.clone();
+    let replacement = move |there| {
+        let restoring = restoring.past(there);
+        Replacement { revision: restoring.revision(), mutations: rewrite(rewritten, restoring, tell) }
+    };
     let occupied = if args.replace { IfOccupied::Replace } else { IfOccupied::Refuse };
-    let moved_aside = place.load(occupied, revision, mutations).await?;
-    let summary = rewritten.await.context("the backup was not read to its end")?;
-    let told = Told::of(&backup, revision, &summary, moved_aside.as_deref());
+    let moved_aside = place.load(occupied, replacement).await?;
+    let restored = told.await.context("the backup was not read to its end")?;
+    let told = Told::of(&backup, &restored, moved_aside.as_deref());
     match global.document(&told) {
         Some(text) => print!("{text}"),
         None => print!("{}", told.text(&place)),
@@ -178,10 +182,10 @@ async fn restore(args: RestoreArgs, global: &Global) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads the backup and rewrites what is in it. The summary is there once all was taken.
-fn rewrite(backup: Backup, mut restoring: Restoring) -> (Mutations, oneshot::Receiver<Summary>) {
+/// Reads the backup and rewrites what is in it; tells how, once all was taken.
+fn rewrite(backup: Backup, mut restoring: Restoring, tell: oneshot::Sender<Restoring>) -> Mutations {
     let mut progress = Progress::new("restored");
-    on_a_thread(move |send| {
+    on_a_thread(tell, move |send| {
         let mut count = 0;
         for record in backup.records()? {
             for mutation in restoring.take(record?)? {
@@ -193,17 +197,17 @@ fn rewrite(backup: Backup, mut restoring: Restoring) -> (Mutations, oneshot::Rec
         for mutation in restoring.finish() {
             send.blocking_send(mutation)?;
         }
-        Ok(restoring.summary().clone())
+        Ok(restoring)
     })
 }
 
 /// What `work` sends, from a thread of its own. Only if it comes to its end is that the end of the mutations: whatever else ends
 /// it, a panic too, is an error, so that nobody takes the part that was sent for the whole.
 fn on_a_thread<T: Send + 'static>(
+    tell: oneshot::Sender<T>,
     work: impl FnOnce(&mpsc::Sender<Mutation>) -> Result<T, Box<dyn Error + Send + Sync>> + Send + 'static,
-) -> (Mutations, oneshot::Receiver<T>) {
+) -> Mutations {
     let (send, arriving) = mpsc::channel(ON_THE_WAY);
-    let (tell, told) = oneshot::channel();
     let working = tokio::task::spawn_blocking(move || work(&send));
     let mutations = stream::unfold(Some((arriving, working, tell)), |state| async move {
         let (mut arriving, working, tell) = state?;
@@ -219,7 +223,7 @@ fn on_a_thread<T: Send + 'static>(
             Err(panicked) => Some((Err(panicked.into()), None)),
         }
     });
-    (mutations.boxed(), told)
+    mutations.boxed()
 }
 
 /// What a restore tells.
@@ -257,12 +261,13 @@ impl Few {
 }
 
 impl Told {
-    fn of(backup: &Backup, revision: Revision, summary: &Summary, moved_aside: Option<&Path>) -> Self {
+    fn of(backup: &Backup, restored: &Restoring, moved_aside: Option<&Path>) -> Self {
+        let summary = restored.summary();
         let text = |counts: &Counts| counts.to_string();
         Self {
             backup_of: backup.header.time,
             backup_revision: backup.header.revision.0,
-            revision: revision.0,
+            revision: restored.revision().0,
             kept: text(&summary.kept),
             dropped: text(&summary.dropped),
             fell_back: Few::of(&summary.fell_back),
@@ -349,12 +354,13 @@ mod tests {
             opened.store().commit(Change::new().put(kept.key.clone(), kept.value.clone())).await.expect("no guards");
             opened.close().await.expect("closes");
             for panics in [true, false] {
-                let (mutations, told) = on_a_thread::<()>(move |send| {
+                let (tell, told) = oneshot::channel::<()>();
+                let mutations = on_a_thread(tell, move |send| {
                     send.blocking_send(Mutation::Put(record("new")))?;
                     if panics { panic!("as a dead terminal makes it") } else { Err("the disk is gone".into()) }
                 });
-                let refused =
-                    place.load(IfOccupied::Replace, Revision(7), mutations).await.expect_err("a part is not all");
+                let replacement = |_| Replacement { revision: Revision(7), mutations };
+                let refused = place.load(IfOccupied::Replace, replacement).await.expect_err("a part is not all");
                 let refused = format!("{refused:#}");
                 assert!(refused.contains("cannot be read: "), "{refused}");
                 assert!(told.await.is_err(), "nothing is told of what was not done");
@@ -363,8 +369,10 @@ mod tests {
                 assert_eq!((contents.revision, entries), (Revision(1), vec![ate_store::Entry::Record(kept.clone())]));
             }
             // And one that comes to its end is whole.
-            let (mutations, told) = on_a_thread(|send| Ok(send.blocking_send(Mutation::Put(record("new")))?));
-            place.load(IfOccupied::Replace, Revision(7), mutations).await.expect("all of it");
+            let (tell, told) = oneshot::channel();
+            let mutations = on_a_thread(tell, |send| Ok(send.blocking_send(Mutation::Put(record("new")))?));
+            let replacement = |_| Replacement { revision: Revision(7), mutations };
+            place.load(IfOccupied::Replace, replacement).await.expect("all of it");
             told.await.expect("it is done");
         }
     }

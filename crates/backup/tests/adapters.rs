@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ate_backup::{Backup, BackupError, save};
 use ate_store::{
-    Change, Contents, Entry, FeedLimits, IfOccupied, Key, Kind, Mutation, Mutations, Prefix, Record, Revision, Store,
+    Change, Contents, Entry, FeedLimits, IfOccupied, Key, Kind, Mutation, Mutations, Prefix, Record, Replacement,
+    Revision, Store,
 };
 use ate_store_embedded::{EmbeddedStore, LostTail, OpenError};
 use ate_store_postgres::{ConnectError, PostgresStore, Settings};
@@ -58,17 +59,25 @@ impl Place {
     }
 
     async fn load(&self, occupied: IfOccupied, revision: Revision, mutations: Mutations) -> Result<(), String> {
+        self.replace(occupied, move |_| Replacement { revision, mutations }).await
+    }
+
+    async fn replace(
+        &self,
+        occupied: IfOccupied,
+        replacement: impl FnOnce(Revision) -> Replacement + Send + 'static,
+    ) -> Result<(), String> {
         let text = |error: &dyn std::error::Error| match error.source() {
             Some(source) => format!("{error}: {source}"),
             None => error.to_string(),
         };
         match self {
             Self::Directory(path) => {
-                let loaded = ate_store_embedded::load(path, occupied, revision, mutations).await;
+                let loaded = ate_store_embedded::load(path, occupied, replacement).await;
                 loaded.map(drop).map_err(|error| text(&error))
             }
             Self::Schema(settings) => {
-                let loaded = ate_store_postgres::load(settings, occupied, revision, mutations).await;
+                let loaded = ate_store_postgres::load(settings, occupied, replacement).await;
                 loaded.map_err(|error| text(&error))
             }
         }
@@ -270,6 +279,33 @@ async fn a_store_with_records_is_not_written_over_unless_asked_for() {
     let aside: Vec<_> = aside.filter(|path| path.display().to_string().contains("target.replaced-")).collect();
     let records = Place::Directory(aside[0].clone()).everything().await.1;
     assert_eq!((aside.len(), records[0].key.path()), (1, "mine"));
+}
+
+/// The numbers of the new store begin past it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_replaces_a_store_is_told_how_far_it_got() {
+    let places = Places::new();
+    for target in [places.directory("target"), Place::schema()] {
+        let reached = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+        let replace = async |occupied| {
+            let reached = reached.clone();
+            let replacement = move |there: Revision| {
+                reached.lock().expect("no panics").push(there);
+                Replacement { revision: Revision(there.0 + 10), mutations: stream::empty().boxed() }
+            };
+            target.replace(occupied, replacement).await
+        };
+        replace(IfOccupied::Refuse).await.expect("nothing is there");
+        let store = target.open().await.expect("opens");
+        store.commit(Change::new().put(key(Kind::Pool, "mine"), "x")).await.expect("no guards");
+        drop(store);
+        replace(IfOccupied::Refuse).await.expect_err("occupied");
+        replace(IfOccupied::Replace).await.expect("asked for");
+        // Nothing is in it, but it has a past.
+        replace(IfOccupied::Refuse).await.expect("nothing is there");
+        assert_eq!(*reached.lock().expect("no panics"), [0, 11, 21].map(Revision), "{target:?}");
+        assert_eq!(target.everything().await.0, Revision(31));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -39,6 +39,10 @@ use crate::records::{
 /// same backup twice gives no number twice. It stays below 2^53, which readers of JSON can count to, until the year 2242.
 const MOST_IN_A_SECOND: u64 = 1 << 20;
 
+/// How many commits and assignments there can have been after the last that is known of, if the clock does not tell. A store that
+/// makes ten thousand commits in a second has not made so many in three years.
+const MOST_UNKNOWN: u64 = 1 << 40;
+
 /// Actors named in the summary; the others are counted.
 const NAMED: usize = 10;
 
@@ -57,7 +61,6 @@ pub struct Restoring {
     now: Timestamp,
     /// Past every generation and every revision.
     past: u64,
-    revision: Revision,
     summary: Summary,
     /// What atespaces use.
     used: BTreeMap<AtespaceName, Usage>,
@@ -100,13 +103,22 @@ impl Restoring {
             return Err(ClockBehind { now, backup });
         }
         let past = seconds.saturating_mul(MOST_IN_A_SECOND);
-        let revision = Revision(past.max(revision.0 + 1));
-        Ok(Self { backup, now, past, revision, summary: Summary::default(), used: BTreeMap::new() })
+        let new = Self { backup, now, past, summary: Summary::default(), used: BTreeMap::new() };
+        Ok(new.past(revision))
+    }
+
+    /// Goes on past `known` too, which some store of this line has reached. The clock's number is past it as a rule; if it is not,
+    /// an earlier restore had a clock that was ahead of this one. An assignment is a commit, so no generation is past the commit
+    /// line.
+    #[must_use]
+    pub fn past(self, known: Revision) -> Self {
+        let past = if known.0 < self.past { self.past } else { known.0.saturating_add(MOST_UNKNOWN) };
+        Self { past, ..self }
     }
 
     /// The revision of the restored store.
     pub fn revision(&self) -> Revision {
-        self.revision
+        Revision(self.past)
     }
 
     pub fn summary(&self) -> &Summary {
@@ -146,8 +158,9 @@ impl Restoring {
         let counts = std::mem::take(&mut self.used)
             .into_iter()
             .flat_map(|(atespace, usage)| usage.counts(&atespace).collect::<Vec<_>>());
+        let revision = self.revision();
         let put = |(key, count): (Key, u64)| {
-            Mutation::Put(Record { key, version: 1, revision: self.revision, value: count.to_string().into() })
+            Mutation::Put(Record { key, version: 1, revision, value: count.to_string().into() })
         };
         counts.map(put).inspect(|_| self.summary.kept.add(Kind::Count)).collect()
     }
@@ -178,7 +191,7 @@ impl Restoring {
         }
         let version = read.record.version + 1;
         let put = |key, version, value: Vec<u8>| {
-            Mutation::Put(Record { key, version, revision: self.revision, value: value.into() })
+            Mutation::Put(Record { key, version, revision: self.revision(), value: value.into() })
         };
         let mut written = vec![
             put(read.record.key.clone(), version, read.rewritten(&after)),

@@ -161,16 +161,21 @@ impl Directory {
         self.mark.write_all_at(&[revision.0.to_le_bytes(); 2].concat(), 0)
     }
 
-    /// Refuses an engine that came back with less than was acknowledged. An engine may take damage in the middle of
-    /// its journal for the torn end that a power cut leaves, and drop all that follows without a word.
-    pub(crate) fn check_mark(&self, revision: Revision) -> Result<(), Fault> {
+    /// Everything up to there was acknowledged, by what the mark says.
+    pub(crate) fn acknowledged(&self) -> Revision {
         let (mut once, mut again) = ([0; 8], [0; 8]);
         let read = self.mark.read_exact_at(&mut once, 0).and_then(|()| self.mark.read_exact_at(&mut again, 8));
         // Never written, or cut short: then it claims nothing.
         if read.is_err() || once != again {
-            return Ok(());
+            return Revision::ZERO;
         }
-        let marked = Revision(u64::from_le_bytes(once));
+        Revision(u64::from_le_bytes(once))
+    }
+
+    /// Refuses an engine that came back with less than was acknowledged. An engine may take damage in the middle of
+    /// its journal for the torn end that a power cut leaves, and drop all that follows without a word.
+    pub(crate) fn check_mark(&self, revision: Revision) -> Result<(), Fault> {
+        let marked = self.acknowledged();
         if revision < marked {
             let reason = format!(
                 "revision {marked} was acknowledged, but only {revision} is left; restore a backup, or save what is left with `ate store backup --accept-loss` and restore that"

@@ -12,7 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ate_store::{Contents, Counts, Entry, Fault, IfOccupied, MAX_CHANGE_BYTES, Mutation, Mutations, Revision};
+use ate_store::{Contents, Counts, Entry, Fault, IfOccupied, MAX_CHANGE_BYTES, Mutation, Replacement, Revision};
 use futures::{StreamExt, stream};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tokio::runtime::Handle;
@@ -102,17 +102,16 @@ pub struct Loaded {
     pub moved_aside: Option<PathBuf>,
 }
 
-/// Makes a store in `directory` that holds what the mutations come to, as of `revision`; all of it, or nothing that
-/// could be taken for a store.
+/// Makes a store in `directory` that holds what the replacement's mutations come to; all of it, or nothing that could be taken
+/// for a store. `replacement` is told what was acknowledged of the store that was there.
 pub async fn load(
     directory: &Path,
     occupied: IfOccupied,
-    revision: Revision,
-    mutations: Mutations,
+    replacement: impl FnOnce(Revision) -> Replacement + Send + 'static,
 ) -> Result<Loaded, LoadError> {
     let directory = directory.to_owned();
     let handle = Handle::current();
-    let loading = tokio::task::spawn_blocking(move || Load::new(directory).run(occupied, revision, &handle, mutations));
+    let loading = tokio::task::spawn_blocking(move || Load::new(directory).run(occupied, &handle, replacement));
     loading.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }
 
@@ -126,9 +125,19 @@ enum There {
     Nothing,
     /// To be moved out of the way, and not used by anybody meanwhile.
     Something {
-        _lock: Directory,
+        lock: Directory,
         worth_keeping: bool,
     },
+}
+
+impl There {
+    fn acknowledged(&self) -> Revision {
+        match self {
+            Self::Nothing => Revision::ZERO,
+            // The mark, not the engine, which may have lost its end, or be the damage that the restore is the remedy of.
+            Self::Something { lock, .. } => lock.acknowledged(),
+        }
+    }
 }
 
 impl Load {
@@ -140,13 +149,12 @@ impl Load {
     fn run(
         &self,
         occupied: IfOccupied,
-        revision: Revision,
         handle: &Handle,
-        mutations: Mutations,
+        replacement: impl FnOnce(Revision) -> Replacement,
     ) -> Result<Loaded, LoadError> {
         let there = self.look(occupied)?;
         let staged = self.stage()?;
-        if let Err(error) = self.fill(&staged, revision, handle, mutations) {
+        if let Err(error) = self.fill(&staged, handle, replacement(there.acknowledged())) {
             // Of no use to anybody; and if it cannot be removed, nobody opens it.
             let _ = fs::remove_dir_all(&self.staging);
             return Err(error);
@@ -171,7 +179,7 @@ impl Load {
             other => other?,
         };
         if occupied == IfOccupied::Replace {
-            return Ok(There::Something { _lock: lock, worth_keeping: true });
+            return Ok(There::Something { lock, worth_keeping: true });
         }
         let refused = |found: String| LoadError::Unreadable { directory: self.directory.clone(), found };
         let (engine, _) = open_engine(&usual_engine(), &lock).map_err(|fault| refused(fault.to_string()))?;
@@ -186,7 +194,7 @@ impl Load {
         });
         counted.map_err(|fault| refused(fault.to_string()))?;
         match counts.total() {
-            0 => Ok(There::Something { _lock: lock, worth_keeping: false }),
+            0 => Ok(There::Something { lock, worth_keeping: false }),
             _ => Err(LoadError::Occupied { directory: self.directory.clone(), counts }),
         }
     }
@@ -211,13 +219,8 @@ impl Load {
         Ok(staged)
     }
 
-    fn fill(
-        &self,
-        staged: &Directory,
-        revision: Revision,
-        handle: &Handle,
-        mut mutations: Mutations,
-    ) -> Result<(), LoadError> {
+    fn fill(&self, staged: &Directory, handle: &Handle, replacement: Replacement) -> Result<(), LoadError> {
+        let Replacement { revision, mut mutations } = replacement;
         let fault = |source| LoadError::Fault { directory: self.staging.clone(), source };
         let (engine, _) = open_engine(&usual_engine(), staged).map_err(fault)?;
         let mut batch = Vec::new();

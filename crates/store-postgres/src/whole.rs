@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ate_store::{
-    Contents, Counts, Entry, Fault, IfOccupied, Key, Kind, MAX_CHANGE_BYTES, MAX_PAGE_RECORDS, Mutation, Mutations,
-    Prefix, Record, Revision,
+    Contents, Counts, Entry, Fault, IfOccupied, Key, Kind, MAX_CHANGE_BYTES, MAX_PAGE_RECORDS, Mutation, Prefix,
+    Record, Replacement, Revision,
 };
 use futures::{StreamExt, stream};
 use tokio::sync::mpsc;
@@ -126,13 +126,12 @@ pub enum LoadError {
     Source(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// Makes the schema hold what the mutations come to, as of `revision`; all of it, or what it held before. Commits wait
-/// meanwhile, readers see what was there.
+/// Makes the schema hold what the replacement's mutations come to; all of it, or what it held before. Commits wait meanwhile,
+/// readers see what was there. `replacement` is told where the commit line is, which stands still from then on.
 pub async fn load(
     settings: &Settings,
     occupied: IfOccupied,
-    revision: Revision,
-    mut mutations: Mutations,
+    replacement: impl FnOnce(Revision) -> Replacement,
 ) -> Result<(), LoadError> {
     let (mut client, statements) = open(settings, "loader").await?;
     let failed = |trouble: Trouble| LoadError::Connect(trouble.at(&settings.address));
@@ -143,12 +142,13 @@ pub async fn load(
     }
     // Dropped, it rolls back.
     let transaction = client.transaction().await.map_err(|error| failed(error.into()))?;
-    let (is_occupied, counts) = take_turn(&transaction, &statements).await.map_err(failed)?;
+    let (head, is_occupied, counts) = take_turn(&transaction, &statements).await.map_err(failed)?;
     if is_occupied && occupied == IfOccupied::Refuse {
         let (address, schema) = (settings.address.clone(), settings.schema.clone());
         return Err(LoadError::Occupied { address, schema, counts });
     }
     transaction.batch_execute(&statements.clear).await.map_err(|error| failed(error.into()))?;
+    let Replacement { revision, mut mutations } = replacement(head);
     let (mut batch, mut bytes) = (Vec::new(), 0);
     while let Some(mutation) = mutations.next().await {
         let mutation = mutation.map_err(LoadError::Source)?;
@@ -167,15 +167,20 @@ pub async fn load(
     finish.await.map_err(|error| failed(error.into()))
 }
 
-/// Takes the turn to commit and keeps it; tells whether anything is there, and what of it this program knows.
-async fn take_turn(transaction: &Transaction<'_>, statements: &Statements) -> Result<(bool, Counts), Trouble> {
+/// Takes the turn to commit and keeps it; tells where the commit line is, whether anything is there, and what of it this program
+/// knows.
+async fn take_turn(
+    transaction: &Transaction<'_>,
+    statements: &Statements,
+) -> Result<(Revision, bool, Counts), Trouble> {
     let limits = format!(
         "SET LOCAL idle_in_transaction_session_timeout = '{}'; SET LOCAL statement_timeout = '{}'",
         seconds(OTHER_SIDE),
         seconds(LONG_STATEMENT)
     );
     transaction.batch_execute(&limits).await?;
-    transaction.query_one(&statements.lock, &[]).await?;
+    let head = transaction.query_one(&statements.lock, &[]).await?;
+    let head = Revision(unsigned(&head, 1).map_err(Trouble::Wrong)?);
     let mut counts = Counts::default();
     let rows = transaction.query(&statements.counts, &[]).await?;
     for row in &rows {
@@ -183,7 +188,7 @@ async fn take_turn(transaction: &Transaction<'_>, statements: &Statements) -> Re
             counts.0.insert(kind, unsigned(row, 1).map_err(Trouble::Wrong)?);
         }
     }
-    Ok((!rows.is_empty(), counts))
+    Ok((head, !rows.is_empty(), counts))
 }
 
 /// Nothing that a batch takes back is written again later, so all that is put can go before all that is deleted.

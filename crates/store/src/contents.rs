@@ -51,6 +51,18 @@ pub enum Entry {
 /// What a restore writes, in this order. An error ends it, and nothing is written.
 pub type Mutations = BoxStream<'static, Result<Mutation, Box<dyn std::error::Error + Send + Sync>>>;
 
+/// What takes the place of a store, as of a revision that is past the store's own.
+pub struct Replacement {
+    pub revision: Revision,
+    pub mutations: Mutations,
+}
+
+impl fmt::Debug for Replacement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Replacement").field("revision", &self.revision).finish_non_exhaustive()
+    }
+}
+
 /// What a restore does with a store that holds records already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IfOccupied {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use ate_control::Replicas;
-use ate_store::{Contents, Fault, FeedLimits, IfOccupied, Replacement, Revision, Store};
-use ate_store_embedded::{EmbeddedStore, LostTail, OpenError};
+use ate_store::{Contents, Fault, FeedLimits, IfOccupied, LostTail, Replacement, Revision, Store};
+use ate_store_embedded::{EmbeddedStore, OpenError};
 use ate_store_postgres::{PostgresStore, Schema, Settings};
 
 /// How often replicas say that they live, and when one that does not is taken for dead.
@@ -87,7 +87,7 @@ impl Place {
             Self::Directory(path) => {
                 ate_store_embedded::contents(path, tail).await.map_err(|error| open_error(path, error))
             }
-            Self::Database(settings) => Ok(ate_store_postgres::contents(settings).await?),
+            Self::Database(settings) => Ok(ate_store_postgres::contents(settings, tail).await?),
         }
     }
 

@@ -8,8 +8,7 @@ use anyhow::Context as _;
 use ate_backup::Backup;
 use ate_cli::Global;
 use ate_control::{Check, Findings, Named, Restoring};
-use ate_store::{Contents, Counts, IfOccupied, Mutation, Mutations, Replacement, Revision};
-use ate_store_embedded::LostTail;
+use ate_store::{Contents, Counts, IfOccupied, LostTail, Mutation, Mutations, Replacement, Revision};
 use futures::{StreamExt, stream};
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
@@ -94,7 +93,7 @@ pub(crate) async fn run(verb: StoreVerb, global: &Global) -> anyhow::Result<bool
 /// Returns whether nothing was found.
 async fn check(args: &CheckArgs, global: &Global) -> anyhow::Result<bool> {
     let place = args.store.place(&global.data_dir)?;
-    let Contents { revision, mut entries } = place.contents(LostTail::Refuse).await?;
+    let Contents { revision, mut entries, .. } = place.contents(LostTail::Refuse).await?;
     let (mut check, mut progress) = (Check::new(revision), Progress::new("checked"));
     let mut count = 0;
     while let Some(entry) = entries.next().await {
@@ -137,14 +136,12 @@ struct Made<'a> {
 
 async fn backup(args: &BackupArgs, global: &Global) -> anyhow::Result<()> {
     let place = args.store.place(&global.data_dir)?;
-    let contents = match place.contents(LostTail::Refuse).await {
-        Err(lost) if args.accept_loss => {
-            let lost = format!("{lost:#}");
-            eprintln!("only what is left is saved: {}", lost.lines().next().unwrap_or_default());
-            place.contents(LostTail::Accept).await?
-        }
-        opened => opened?,
-    };
+    let tail = if args.accept_loss { LostTail::Accept } else { LostTail::Refuse };
+    let contents = place.contents(tail).await?;
+    if let Some(lost) = contents.lost {
+        let left = contents.revision;
+        eprintln!("only what is left is saved: revision {lost} was acknowledged, but only {left} is left");
+    }
     let mut progress = Progress::new("saved");
     let writer = format!("ate {} {}", env!("CARGO_PKG_VERSION"), crate::version::BUILT_FROM);
     let saved = ate_backup::save(&args.file, contents, jiff::Timestamp::now(), writer.trim(), |count| {

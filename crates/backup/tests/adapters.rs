@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ate_backup::{Backup, BackupError, save};
 use ate_store::{
-    Change, Contents, Entry, FeedLimits, IfOccupied, Key, Kind, Mutation, Mutations, Prefix, Record, Replacement,
-    Revision, Store,
+    Change, Contents, Entry, FeedLimits, IfOccupied, Key, Kind, LostTail, Mutation, Mutations, Prefix, Record,
+    Replacement, Revision, Store,
 };
-use ate_store_embedded::{EmbeddedStore, LostTail, OpenError};
+use ate_store_embedded::{EmbeddedStore, OpenError};
 use ate_store_postgres::{ConnectError, PostgresStore, Settings};
 use ate_testkit_postgres::Server;
 use futures::{StreamExt, stream};
@@ -54,7 +54,9 @@ impl Place {
             Self::Directory(path) => {
                 ate_store_embedded::contents(path, LostTail::Refuse).await.map_err(|error| error.to_string())
             }
-            Self::Schema(settings) => ate_store_postgres::contents(settings).await.map_err(|error| error.to_string()),
+            Self::Schema(settings) => {
+                ate_store_postgres::contents(settings, LostTail::Refuse).await.map_err(|error| error.to_string())
+            }
         }
     }
 
@@ -351,7 +353,7 @@ async fn nothing_is_made_where_there_is_nothing_to_read() {
     assert!(matches!(missing, OpenError::Missing { .. }), "{missing}");
     assert!(!places.path("none").exists());
     let Place::Schema(settings) = Place::schema() else { unreachable!("made so") };
-    let missing = ate_store_postgres::contents(&settings).await.expect_err("nothing");
+    let missing = ate_store_postgres::contents(&settings, LostTail::Refuse).await.expect_err("nothing");
     assert!(matches!(missing, ConnectError::NoStore { .. }), "{missing}");
     let made = format!("SELECT count(*) FROM pg_namespace WHERE nspname = '{}'", settings.schema);
     assert_eq!(server().sql(&made), "0");
@@ -566,6 +568,7 @@ async fn a_lost_tail_is_refused_and_what_is_left_can_be_saved() {
     assert!(reason.contains("revision 7 was acknowledged, but only 1 is left"), "{reason}");
     assert!(reason.contains("`ate store backup --accept-loss` and restore that"), "{reason}");
     let left = ate_store_embedded::contents(&places.path("store"), LostTail::Accept).await.expect("asked for");
+    assert_eq!((left.revision, left.lost), (Revision(1), Some(Revision(7))));
     let file = places.path("backup");
     save(&file, left, time(), "a test", |_| {}).await.expect("saves");
     let restored = places.directory("restored");

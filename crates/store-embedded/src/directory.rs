@@ -31,14 +31,6 @@ pub enum OpenError {
     Io { action: &'static str, path: PathBuf, source: io::Error },
 }
 
-/// What is made of a store that came back with less than it acknowledged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LostTail {
-    Refuse,
-    /// For whoever only reads what is left: it may not be gone on with as it is.
-    Accept,
-}
-
 /// Whoever gave the lock back may have forked just before: until the child has become its program, it holds all we have open.
 fn try_for_a_moment(lock: &File) -> Result<(), TryLockError> {
     for _ in 0..50 {

@@ -38,7 +38,7 @@ use ate_store::{
 };
 use tokio::sync::watch;
 
-pub use crate::directory::{LostTail, OpenError};
+pub use crate::directory::OpenError;
 pub use crate::fjall::FjallEngine;
 pub use crate::whole::{LoadError, Loaded, contents, load};
 

@@ -12,7 +12,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use ate_store::{Contents, Counts, Entry, Fault, IfOccupied, MAX_CHANGE_BYTES, Mutation, Replacement, Revision};
+use ate_store::{
+    Contents, Counts, Entry, Fault, IfOccupied, LostTail, MAX_CHANGE_BYTES, Mutation, Replacement, Revision,
+};
 use futures::{StreamExt, stream};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tokio::runtime::Handle;
@@ -20,7 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinError;
 
 use crate::codec;
-use crate::directory::{Directory, LostTail, OpenError};
+use crate::directory::{Directory, OpenError};
 use crate::engine::{Engine, Finish, Reads};
 use crate::usual_engine;
 use crate::writer::{open_engine, open_what_is_left};
@@ -47,7 +49,8 @@ pub async fn contents(directory: &Path, tail: LostTail) -> Result<Contents, Open
         });
         let (_directory, engine) = match opened {
             Ok((directory, engine, revision)) => {
-                let _ = tell.send(Ok(revision));
+                let acknowledged = directory.acknowledged();
+                let _ = tell.send(Ok((revision, (acknowledged > revision).then_some(acknowledged))));
                 (directory, engine)
             }
             Err(error) => return drop(tell.send(Err(error))),
@@ -59,10 +62,10 @@ pub async fn contents(directory: &Path, tail: LostTail) -> Result<Contents, Open
         }
     });
     let gave_up = || Fault::Corrupt { reason: "the engine gave up on its files".to_owned() };
-    let Ok(revision) = told.await else {
+    let Ok(opened) = told.await else {
         return Err(OpenError::Fault { directory: directory.to_owned(), source: gave_up() });
     };
-    let revision = revision?;
+    let (revision, lost) = opened?;
     let state = (arriving, Some(reading));
     let entries = stream::unfold(state, move |(mut arriving, mut reading)| async move {
         if let Some(entry) = arriving.recv().await {
@@ -72,7 +75,7 @@ pub async fn contents(directory: &Path, tail: LostTail) -> Result<Contents, Open
         let ended: Result<(), JoinError> = reading.take()?.await;
         ended.err().map(|_| (Err(gave_up()), (arriving, None)))
     });
-    Ok(Contents { revision, entries: entries.boxed() })
+    Ok(Contents { revision, lost, entries: entries.boxed() })
 }
 
 /// Why a store was not put in a directory. What was there is there still.

@@ -33,7 +33,7 @@ pub enum ConnectError {
     )]
     NoStore { address: Address, schema: Schema },
     #[error(
-        "revision {seen} was seen of schema \"{schema}\" at {address}, but it is only at {revision}: what was acknowledged in between is lost; stop every replica, then restore a backup, or save what is left with `ate store backup` and restore that (or, if it was made anew on purpose, remove {path})"
+        "revision {seen} was seen of schema \"{schema}\" at {address}, but it is only at {revision}: what was acknowledged in between is lost; stop every replica, then restore a backup, or save what is left with `ate store backup --accept-loss` and restore that (or, if it was made anew on purpose, remove {path})"
     )]
     WentBack { address: Address, schema: Schema, seen: Revision, revision: Revision, path: PathBuf },
     #[error("cannot keep what was seen of the database in {path}")]

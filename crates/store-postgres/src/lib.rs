@@ -40,11 +40,11 @@ mod tls;
 mod whole;
 mod writer;
 
-use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
+use std::{fmt, io};
 
 use async_trait::async_trait;
 use ate_store::{
@@ -153,7 +153,8 @@ impl Shared {
         } else if revision < seen {
             format!(
                 "revision {seen} was seen, but the database is only at {revision}: what was acknowledged in between is lost; stop \
-                 every replica, then restore a backup, or save what is left with `ate store backup` and restore that"
+                 every replica, then restore a backup, or save what is left with `ate store backup --accept-loss` and restore \
+                 that"
             )
         } else {
             return Ok(revision);
@@ -201,10 +202,7 @@ impl PostgresStore {
         let head = session.query_one(&statements.head, &[]).await.map_err(|error| failed(error.into()))?;
         let revision = Revision(unsigned(&head, 1).map_err(|fault| failed(Trouble::Wrong(fault)))?);
         drop(session);
-        let mark = match &settings.mark {
-            Some(path) => Some(open_mark(path.clone(), &settings, revision).await?),
-            None => None,
-        };
+        let mark = open_mark(&settings, revision).await?;
 
         let reads = Reads::new(&settings, connector.clone());
         let shared = Arc::new(Shared {
@@ -247,17 +245,37 @@ impl PostgresStore {
 }
 
 /// An error if the database knows less than its mark.
-async fn open_mark(path: PathBuf, settings: &Settings, revision: Revision) -> Result<Mark, ConnectError> {
-    let (address, schema) = (settings.address.clone(), settings.schema.clone());
-    let (file, of) = (path.clone(), format!("{address} {schema}"));
-    let opened = tokio::task::spawn_blocking(move || Mark::open(&file, of)).await;
-    let mark = match opened.expect("opening a file does not panic") {
-        Ok(mark) => mark,
-        Err(source) => return Err(ConnectError::Mark { path, source }),
-    };
-    match mark.last() {
-        seen if seen > revision => Err(ConnectError::WentBack { address, schema, seen, revision, path }),
-        _ => Ok(mark),
+async fn open_mark(settings: &Settings, revision: Revision) -> Result<Option<Mark>, ConnectError> {
+    let Some(mark) = with_mark(settings, Mark::open).await? else { return Ok(None) };
+    check_seen(settings, mark.last(), revision)?;
+    Ok(Some(mark))
+}
+
+/// What was last seen of the store from here.
+async fn seen(settings: &Settings) -> Result<Revision, ConnectError> {
+    Ok(with_mark(settings, Mark::read).await?.unwrap_or(Revision::ZERO))
+}
+
+async fn with_mark<T: Send + 'static>(
+    settings: &Settings,
+    work: fn(&Path, String) -> io::Result<T>,
+) -> Result<Option<T>, ConnectError> {
+    let Some(path) = settings.mark.clone() else { return Ok(None) };
+    let (file, of) = (path.clone(), format!("{} {}", settings.address, settings.schema));
+    let done = tokio::task::spawn_blocking(move || work(&file, of)).await.expect("reading a file does not panic");
+    done.map(Some).map_err(|source| ConnectError::Mark { path, source })
+}
+
+fn check_seen(settings: &Settings, seen: Revision, revision: Revision) -> Result<(), ConnectError> {
+    match &settings.mark {
+        Some(path) if seen > revision => Err(ConnectError::WentBack {
+            address: settings.address.clone(),
+            schema: settings.schema.clone(),
+            seen,
+            revision,
+            path: path.clone(),
+        }),
+        _ => Ok(()),
     }
 }
 

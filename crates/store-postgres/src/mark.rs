@@ -32,15 +32,20 @@ impl Mark {
     /// `of`: which store it is of. What the file says of another one is not looked at.
     pub(crate) fn open(path: &Path, of: String) -> io::Result<Self> {
         let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-        let mut text = String::new();
-        // What is no text is no mark.
-        let _ = (&mut file).take(4096).read_to_string(&mut text);
-        let marked = text.strip_suffix('\n').and_then(|line| line.split_once(' ')).filter(|(_, store)| *store == of);
-        let last = marked.and_then(|(revision, _)| revision.parse().ok()).map_or(Revision::ZERO, Revision);
+        let last = said(&mut file, &of);
         if last == Revision::ZERO {
             file.set_len(0)?;
         }
         Ok(Self { file, of, last: watch::Sender::new(last), failed: AtomicBool::new(false) })
+    }
+
+    /// What the file says, if there is one.
+    pub(crate) fn read(path: &Path, of: String) -> io::Result<Revision> {
+        match File::open(path) {
+            Ok(mut file) => Ok(said(&mut file, &of)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Revision::ZERO),
+            Err(error) => Err(error),
+        }
     }
 
     pub(crate) fn last(&self) -> Revision {
@@ -65,6 +70,14 @@ impl Mark {
     }
 }
 
+fn said(file: &mut File, of: &str) -> Revision {
+    let mut text = String::new();
+    // What is no text is no mark.
+    let _ = file.take(4096).read_to_string(&mut text);
+    let marked = text.strip_suffix('\n').and_then(|line| line.split_once(' ')).filter(|(_, store)| *store == of);
+    marked.and_then(|(revision, _)| revision.parse().ok()).map_or(Revision::ZERO, Revision)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,6 +93,10 @@ mod tests {
             mark.note(Revision(revision));
         }
         assert_eq!(open("db ate").last(), Revision(1 << 60));
+        let read = |of: &str| Mark::read(&path, of.to_owned()).unwrap();
+        assert_eq!((read("db ate"), read("db other")), (Revision(1 << 60), Revision::ZERO));
+        assert_eq!(Mark::read(&directory.path().join("none"), "db ate".to_owned()).unwrap(), Revision::ZERO);
+        assert!(!directory.path().join("none").exists());
         let other = open("a-database-with-another-name ate");
         assert_eq!(other.last(), Revision::ZERO);
         other.note(Revision(3));

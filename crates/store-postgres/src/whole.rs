@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use ate_store::{
-    Contents, Counts, Entry, Fault, IfOccupied, Key, Kind, MAX_CHANGE_BYTES, MAX_PAGE_RECORDS, Mutation, Prefix,
-    Record, Replacement, Revision,
+    Contents, Counts, Entry, Fault, IfOccupied, Key, Kind, LostTail, MAX_CHANGE_BYTES, MAX_PAGE_RECORDS, Mutation,
+    Prefix, Record, Replacement, Revision,
 };
 use futures::{StreamExt, stream};
 use tokio::sync::mpsc;
@@ -15,7 +15,7 @@ use crate::error::{ConnectError, Trouble, column, signed, unsigned};
 use crate::layout::{KNOWN_LAYOUT, Statements};
 use crate::reads::{range, record};
 use crate::session::{Connector, check_server, deaf, seconds};
-use crate::{Address, Schema, Settings};
+use crate::{Address, Schema, Settings, check_seen, seen};
 
 /// Entries between the server and whoever takes them, besides a page of at most [`ate_store::MAX_PAGE_BYTES`].
 const ON_THE_WAY: usize = 256;
@@ -30,7 +30,9 @@ const OTHER_SIDE: Duration = Duration::from_secs(600);
 const LONG_STATEMENT: Duration = Duration::from_secs(3600);
 
 /// Reads the store while others use it: everything is as of one commit. Nothing is written, nor made if it is not there.
-pub async fn contents(settings: &Settings) -> Result<Contents, ConnectError> {
+pub async fn contents(settings: &Settings, tail: LostTail) -> Result<Contents, ConnectError> {
+    // Before the store is looked at: whoever uses it moves both on.
+    let seen = seen(settings).await?;
     let (client, statements) = open(settings, "reader of everything").await?;
     let failed = |trouble: Trouble| trouble.at(&settings.address);
     let found = settings.schema.layout(&client).await.map_err(|error| failed(error.into()))?;
@@ -51,6 +53,9 @@ pub async fn contents(settings: &Settings) -> Result<Contents, ConnectError> {
     client.batch_execute(&begin).await.map_err(|error| failed(error.into()))?;
     let head = client.query_one(&statements.head, &[]).await.map_err(|error| failed(error.into()))?;
     let revision = Revision(unsigned(&head, 1).map_err(|fault| failed(Trouble::Wrong(fault)))?);
+    if tail == LostTail::Refuse {
+        check_seen(settings, seen, revision)?;
+    }
 
     let (entries, arriving) = mpsc::channel(ON_THE_WAY);
     let reading = AbortOnDropHandle::new(tokio::spawn(async move {
@@ -67,7 +72,7 @@ pub async fn contents(settings: &Settings) -> Result<Contents, ConnectError> {
             None => reading.await.err().map(|error| (Err(Fault::Unavailable { reason: error.to_string() }), None)),
         }
     });
-    Ok(Contents { revision, entries: entries.boxed() })
+    Ok(Contents { revision, lost: (seen > revision).then_some(seen), entries: entries.boxed() })
 }
 
 type Sender = mpsc::Sender<Result<Entry, Fault>>;
@@ -127,12 +132,14 @@ pub enum LoadError {
 }
 
 /// Makes the schema hold what the replacement's mutations come to; all of it, or what it held before. Commits wait meanwhile,
-/// readers see what was there. `replacement` is told where the commit line is, which stands still from then on.
+/// readers see what was there. `replacement` is told how far the commit line has got, or had when it was last seen from here; it
+/// stands still from then on.
 pub async fn load(
     settings: &Settings,
     occupied: IfOccupied,
     replacement: impl FnOnce(Revision) -> Replacement,
 ) -> Result<(), LoadError> {
+    let seen = seen(settings).await?;
     let (mut client, statements) = open(settings, "loader").await?;
     let failed = |trouble: Trouble| LoadError::Connect(trouble.at(&settings.address));
     let found = settings.schema.move_on(&mut client).await.map_err(|error| failed(error.into()))?;
@@ -148,7 +155,7 @@ pub async fn load(
         return Err(LoadError::Occupied { address, schema, counts });
     }
     transaction.batch_execute(&statements.clear).await.map_err(|error| failed(error.into()))?;
-    let Replacement { revision, mut mutations } = replacement(head);
+    let Replacement { revision, mut mutations } = replacement(head.max(seen));
     let (mut batch, mut bytes) = (Vec::new(), 0);
     while let Some(mutation) = mutations.next().await {
         let mutation = mutation.map_err(LoadError::Source)?;

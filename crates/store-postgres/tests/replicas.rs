@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use async_trait::async_trait;
 use ate_store::conformance::Subject;
 use ate_store::{
-    Change, CommitError, Committed, Fault, FeedLimits, Key, Kind, Page, Prefix, Record, Revision, Store, Watch,
-    WatchError,
+    Change, CommitError, Committed, Fault, FeedLimits, Key, Kind, LostTail, Page, Prefix, Record, Revision, Store,
+    Watch, WatchError,
 };
-use ate_store_postgres::{ConnectError, PostgresStore, Settings};
+use ate_store_postgres::{ConnectError, PostgresStore, Settings, contents};
 use futures::StreamExt;
 use futures::future::join_all;
 
@@ -228,9 +228,17 @@ async fn a_database_that_went_back_is_not_believed() {
     let refused = PostgresStore::connect(settings.clone()).await.expect_err("it knows of revision 2");
     assert!(matches!(refused, ConnectError::WentBack { seen: Revision(2), revision: Revision(1), .. }), "{refused}");
     assert!(refused.to_string().contains("restore a backup"), "{refused}");
+    // Nor by whoever checks it or saves it, unless they say that they know.
+    let refused = contents(&settings, LostTail::Refuse).await.expect_err("it knows of revision 2");
+    assert!(matches!(refused, ConnectError::WentBack { seen: Revision(2), revision: Revision(1), .. }), "{refused}");
+    let left = contents(&settings, LostTail::Accept).await.expect("asked for");
+    assert_eq!((left.revision, left.lost), (Revision(1), Some(Revision(2))));
+    drop(left);
     let next = connect(Settings { mark: None, ..settings.clone() }).await;
     assert_eq!(next.commit(put("c")).await.expect("begins from what is there").revision, Revision(2));
     next.close().await;
+    let whole = contents(&settings, LostTail::Refuse).await.expect("as far as it was seen");
+    assert_eq!((whole.revision, whole.lost), (Revision(2), None));
     connect(settings).await.close().await;
 }
 

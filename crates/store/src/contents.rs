@@ -11,6 +11,8 @@ use crate::{Fault, Kind, Mutation, Record, Revision};
 /// Nothing is held in memory but what is on its way.
 pub struct Contents {
     pub revision: Revision,
+    /// The last revision that was acknowledged, if it is more than is left.
+    pub lost: Option<Revision>,
     pub entries: BoxStream<'static, Result<Entry, Fault>>,
 }
 
@@ -46,6 +48,14 @@ pub enum Entry {
         key: String,
         reason: String,
     },
+}
+
+/// What is made of a store that came back with less than it acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LostTail {
+    Refuse,
+    /// For whoever only reads what is left: it may not be gone on with as it is.
+    Accept,
 }
 
 /// What a restore writes, in this order. An error ends it, and nothing is written.

@@ -46,7 +46,7 @@ pub use change::{
     Change, Committed, Event, Guard, MAX_CHANGE_BYTES, MAX_CHANGE_ITEMS, MAX_PAGE_BYTES, MAX_PAGE_RECORDS, MAX_VALUE,
     Mutation, Page, PageFiller, Record, Revision, View, Write, judge, number,
 };
-pub use contents::{Contents, Counts, Entry, IfOccupied, Mutations, Replacement};
+pub use contents::{Contents, Counts, Entry, IfOccupied, LostTail, Mutations, Replacement};
 pub use error::{CommitError, Fault, WatchError};
 pub use feed::{Feed, FeedLimits, Watch};
 pub use group::{Group, Stage, Verdict};

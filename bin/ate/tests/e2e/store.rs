@@ -157,6 +157,8 @@ async fn a_store_that_cannot_be_opened_says_why_and_what_to_do() {
     fs::write(&journal, bytes).expect("writes");
     let (done, _, errors) = machine.ate(&["check"]);
     assert!(!done && errors.contains("is damaged") && errors.contains("--replace"), "{errors}");
+    let (done, _, errors) = machine.ate(&["backup", "b", "--accept-loss", "--store", "nowhere"]);
+    assert!(!done && !errors.contains("only what is left is saved"), "nothing is: {errors}");
     let (done, _, errors) = machine.ate(&["check", "--store", "nowhere"]);
     assert!(!done && errors.contains("there is no store in nowhere") && errors.contains("--store"), "{errors}");
     let (done, _, errors) = machine.ate(&["check", "--store", "postgres://me:geheim@"]);
@@ -182,6 +184,20 @@ async fn a_machine_moves_to_postgresql() {
     let (done, told, errors) = machine.ate(&["restore", "tuesday", "--store", &url, "--replace"]);
     assert!(done && !told.contains(ate_testkit_postgres::PASSWORD), "{told}{errors}");
     assert!(machine.ate(&["check", "--store", &url]).0, "what is restored agrees");
+    // As if the database had been restored behind our back: this machine has seen more of it.
+    let place = format!("postgres://{}@127.0.0.1:{}/postgres", ate_testkit_postgres::USER, server.port());
+    fs::write(machine.path("data/store-mark"), format!("{:020} {place} ate\n", 1_u64 << 60)).expect("writes");
+    for verb in [&["check", "--store", &url][..], &["backup", "wednesday", "--store", &url]] {
+        let (done, _, errors) = machine.ate(verb);
+        assert!(!done && errors.contains("revision 1152921504606846976 was seen"), "{errors}");
+        assert!(errors.contains("ate store backup --accept-loss"), "{errors}");
+    }
+    let (done, _, errors) = machine.ate(&["backup", "left", "--store", &url, "--accept-loss"]);
+    assert!(done && errors.contains("only what is left is saved: revision 1152921504606846976"), "{errors}");
+    let (done, _, errors) = machine.ate(&["backup", "left", "--store", &url, "--accept-loss"]);
+    assert!(!done && errors.contains("left is there already"), "{errors}");
+    let (done, _, errors) = machine.ate(&["restore", "left", "--store", &url, "--replace"]);
+    assert!(done && machine.ate(&["check", "--store", &url]).0, "past all that was seen: {errors}");
     server.sql("DELETE FROM ate.records WHERE kind = 'template'");
     let (sound, told, errors) = machine.ate(&["check", "--store", &url]);
     assert!(!sound && told.contains("actor/space/a") && told.contains("remedy:"), "{told}{errors}");

@@ -4,10 +4,10 @@ use std::error::Error;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use ate_backup::Backup;
 use ate_cli::Global;
-use ate_control::{Check, Findings, Named, Restoring};
+use ate_control::{Check, Findings, Named, Restoring, Unreadable};
 use ate_store::{Contents, Counts, IfOccupied, LostTail, Mutation, Mutations, Replacement, Revision};
 use futures::{StreamExt, stream};
 use serde::Serialize;
@@ -34,7 +34,8 @@ Examples:
     /// Write everything that a store holds into one file
     #[command(after_help = "The file is the same for every kind of store, and appears only when it is whole.
 It holds sealed keys: only its owner may read it. Snapshots, and the key in
-identity/ without which they cannot be read, are not in it.
+identity/ without which they cannot be read, are not in it. Actors that this program
+cannot read are saved as they are, and named: a restore has to leave them out.
 
 Examples:
   ate store backup monday.backup                   stop `ate dev` first
@@ -49,6 +50,7 @@ believed. All of it is restored, or nothing. Stop the control plane first.
 Examples:
   ate store restore monday.backup                  into a store that holds nothing
   ate store restore monday.backup --replace        the old directory is moved aside
+  ate store restore b --drop-unreadable            without the actors that cannot be read
   ate store restore b --store postgres://ate@db/ate
                                                    from one machine to PostgreSQL")]
     Restore(RestoreArgs),
@@ -78,6 +80,9 @@ pub(crate) struct RestoreArgs {
     /// Put it in the place of what the store holds now
     #[arg(long)]
     replace: bool,
+    /// Leave out actors that this program cannot read, and name each
+    #[arg(long)]
+    drop_unreadable: bool,
     #[command(flatten)]
     store: StoreArgs,
 }
@@ -144,11 +149,20 @@ async fn backup(args: &BackupArgs, global: &Global) -> anyhow::Result<()> {
     }
     let mut progress = Progress::new("saved");
     let writer = format!("ate {} {}", env!("CARGO_PKG_VERSION"), crate::version::BUILT_FROM);
-    let saved = ate_backup::save(&args.file, contents, jiff::Timestamp::now(), writer.trim(), |count| {
+    let (mut count, mut unreadable) = (0, Vec::new());
+    let saved = ate_backup::save(&args.file, contents, jiff::Timestamp::now(), writer.trim(), |record| {
+        unreadable.extend(Unreadable::of(record));
+        count += 1;
         progress.tell(count);
     });
     let (header, counts) = saved.await?;
     drop(progress);
+    if !unreadable.is_empty() {
+        name_each(&unreadable);
+        eprintln!(
+            "saved as they are: a newer program may read them, and `ate store restore --drop-unreadable` leaves them out"
+        );
+    }
     let made = Made { file: &args.file, revision: header.revision.0, records: counts.total() };
     match global.document(&made) {
         Some(text) => print!("{text}"),
@@ -157,11 +171,32 @@ async fn backup(args: &BackupArgs, global: &Global) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn name_each(unreadable: &[Unreadable]) {
+    for actor in unreadable {
+        eprintln!("{actor}");
+    }
+}
+
 async fn restore(args: RestoreArgs, global: &Global) -> anyhow::Result<()> {
     let place = args.store.place(&global.data_dir)?;
     let file = args.file.clone();
-    let backup = tokio::task::spawn_blocking(move || Backup::open(&file)).await??;
+    let reading = tokio::task::spawn_blocking(move || {
+        let mut unreadable = Vec::new();
+        let backup = Backup::open(&file, |record| unreadable.extend(Unreadable::of(record)))?;
+        anyhow::Ok((backup, unreadable))
+    });
+    let (backup, unreadable) = reading.await??;
+    name_each(&unreadable);
+    if !unreadable.is_empty() && !args.drop_unreadable {
+        bail!(
+            "{} holds {} actors that this program cannot read, named above: nothing is restored\n  if a newer program wrote them, \
+             restore with that one; or leave them out: --drop-unreadable",
+            args.file.display(),
+            unreadable.len()
+        );
+    }
     let restoring = Restoring::new(backup.header.time, backup.header.revision, jiff::Timestamp::now())?;
+    let restoring = restoring.without(&unreadable);
     let (tell, told) = oneshot::channel();
     let rewritten = backup.clone();
     let replacement = move |there| {

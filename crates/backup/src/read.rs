@@ -22,12 +22,14 @@ pub struct Backup {
 }
 
 impl Backup {
-    /// Reads all of it. Blocks on the disk.
-    pub fn open(path: &Path) -> Result<Self, BackupError> {
+    /// Reads all of it, and shows each record. Blocks on the disk.
+    pub fn open(path: &Path, mut each: impl FnMut(&Record)) -> Result<Self, BackupError> {
         let mut records = Records::open(path)?;
         let mut counts = Counts::default();
         for record in &mut records {
-            counts.add(record?.key.kind());
+            let record = record?;
+            counts.add(record.key.kind());
+            each(&record);
         }
         let sha256 = records.sha256.expect("the records end with the last line or with an error");
         Ok(Self { path: path.to_owned(), header: records.header, counts, sha256 })

@@ -15,13 +15,13 @@ use crate::{BackupError, Header};
 /// Records between the store and the file.
 const ON_THE_WAY: usize = 256;
 
-/// Writes a backup. The name exists only once the whole is on the disk; nobody but the owner may read it.
+/// Writes a backup, and shows each record. The name exists only once the whole is on the disk; nobody but the owner may read it.
 pub async fn save(
     path: &Path,
     contents: Contents,
     time: jiff::Timestamp,
     writer: &str,
-    mut each: impl FnMut(u64),
+    mut each: impl FnMut(&Record),
 ) -> Result<(Header, Counts), BackupError> {
     let header = Header { revision: contents.revision, time, writer: writer.to_owned() };
     let (send, mut arriving) = mpsc::channel::<Record>(ON_THE_WAY);
@@ -41,7 +41,7 @@ pub async fn save(
             Entry::Foreign { key, reason } => return Err(BackupError::Foreign { key, reason }),
         };
         counts.add(record.key.kind());
-        each(counts.total());
+        each(&record);
         if send.send(record).await.is_err() {
             break;
         }

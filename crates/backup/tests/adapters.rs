@@ -153,7 +153,7 @@ fn mutations(backup: &Backup) -> Mutations {
 }
 
 async fn restore(file: &Path, place: &Place) -> Result<(), String> {
-    let backup = Backup::open(file).map_err(|error| error.to_string())?;
+    let backup = Backup::open(file, |_| {}).map_err(|error| error.to_string())?;
     place.load(IfOccupied::Refuse, backup.header.revision, mutations(&backup)).await
 }
 
@@ -196,7 +196,7 @@ async fn a_cut_or_changed_backup_is_refused() {
     let damaged = places.path("damaged");
     let refused = |bytes: &[u8], what: String| {
         fs::write(&damaged, bytes).expect("writes");
-        let error = Backup::open(&damaged).expect_err(&what);
+        let error = Backup::open(&damaged, |_| {}).expect_err(&what);
         assert!(!matches!(error, BackupError::Io { .. }), "{what}: {error}");
         assert!(error.to_string().contains(&damaged.display().to_string()), "{error}");
     };
@@ -214,10 +214,10 @@ async fn a_cut_or_changed_backup_is_refused() {
     refused(&[&whole[..], &whole[..]].concat(), "twice".to_owned());
     let newer = String::from_utf8(whole.clone()).expect("text").replacen("\"version\":1", "\"version\":2", 1);
     fs::write(&damaged, newer).expect("writes");
-    let text = Backup::open(&damaged).expect_err("it is newer").to_string();
+    let text = Backup::open(&damaged, |_| {}).expect_err("it is newer").to_string();
     assert!(text.contains("format 2") && text.contains("newer program"), "{text}");
     fs::write(&damaged, &whole).expect("writes");
-    assert_eq!(Backup::open(&damaged).expect("the whole is whole").counts.to_string(), "3 actor");
+    assert_eq!(Backup::open(&damaged, |_| {}).expect("the whole is whole").counts.to_string(), "3 actor");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -233,7 +233,7 @@ async fn a_file_that_changes_between_the_look_and_the_restore_is_noticed() {
     back_up(&other, &another).await;
     for target in [places.directory("target"), Place::schema()] {
         fs::copy(&file, places.path("changing")).expect("copies");
-        let backup = Backup::open(&places.path("changing")).expect("whole");
+        let backup = Backup::open(&places.path("changing"), |_| {}).expect("whole");
         fs::copy(&another, places.path("changing")).expect("copies");
         let refused = target.load(IfOccupied::Refuse, Revision(1), mutations(&backup)).await.expect_err("another file");
         assert!(refused.contains("changed while it was read"), "{refused}");
@@ -263,7 +263,7 @@ async fn a_store_with_records_is_not_written_over_unless_asked_for() {
     fill(&source).await;
     let file = places.path("backup");
     back_up(&source, &file).await;
-    let backup = Backup::open(&file).expect("whole");
+    let backup = Backup::open(&file, |_| {}).expect("whole");
     let expected = source.everything().await;
     for target in [places.directory("target"), Place::schema()] {
         let store = target.open().await.expect("opens");

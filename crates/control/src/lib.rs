@@ -67,7 +67,7 @@ pub use nodes::{Registration, Renewal};
 pub use quota::{Quota, Usage};
 pub use records::{Assignee, HistoryEntry, NodeRecord, WorkerRecord};
 pub use replicas::Replicas;
-pub use restored::{ClockBehind, Named, Restoring, Summary};
+pub use restored::{ClockBehind, Named, Restoring, Summary, Unreadable};
 
 /// What the outside world gives: time and chance. A simulation gives its own.
 pub trait World: Send + Sync {

@@ -14,6 +14,7 @@
 //!   worker       gone: nodes tell which there are, and reconciling ends whom nobody knows
 //!   replica      gone: those processes are
 //!   count        counted anew: the backup may be the remedy of a count that is wrong
+//!   unreadable   an actor that this program cannot read is refused, or left out with its past and its place in the index
 //!   node         stays: one that does not come back is given up when its lease is over, and so is what only it had.
 //!                It counts as heard more often than it can have been told: a node that was told more refuses the store
 //! ```
@@ -23,11 +24,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ate_actor::{Actor, Event, Phase};
-use ate_name::{ActorKey, AtespaceName, Generation};
+use ate_name::{ActorKey, ActorUid, AtespaceName, Generation};
 use ate_store::{Counts, Key, Kind, Mutation, Record, Revision};
 use jiff::Timestamp;
 
-use crate::ControlError;
 use crate::Usage;
 use crate::actors::is_golden;
 use crate::records::{
@@ -54,6 +54,33 @@ pub struct ClockBehind {
     backup: Timestamp,
 }
 
+/// An actor whose record this program cannot read: it is damaged, or a newer program wrote it. What such an actor holds, and what
+/// would become of it in a restore, nobody can say. Records of other kinds are restored as they are, and whoever takes them up says
+/// so.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key} cannot be read: {reason}")]
+pub struct Unreadable {
+    key: Key,
+    reason: String,
+    /// What its past goes by, if so much can be read.
+    uid: Option<ActorUid>,
+}
+
+impl Unreadable {
+    pub fn of(record: &Record) -> Option<Self> {
+        if record.key.kind() != Kind::Actor {
+            return None;
+        }
+        serde_json::from_slice::<Actor>(&record.value).err().map(|error| Self::new(record, &error))
+    }
+
+    fn new(record: &Record, error: &serde_json::Error) -> Self {
+        let value = serde_json::from_slice::<serde_json::Value>(&record.value).unwrap_or_default();
+        let uid = value["uid"].as_str().and_then(|uid| ActorUid::parse(uid).ok());
+        Self { key: record.key.clone(), reason: error.to_string(), uid }
+    }
+}
+
 /// A restore that is under way.
 #[derive(Debug)]
 pub struct Restoring {
@@ -61,6 +88,8 @@ pub struct Restoring {
     now: Timestamp,
     /// Past every generation and every revision.
     past: u64,
+    /// Paths and uids of actors.
+    left_out: BTreeSet<String>,
     summary: Summary,
     /// What atespaces use.
     used: BTreeMap<AtespaceName, Usage>,
@@ -103,7 +132,8 @@ impl Restoring {
             return Err(ClockBehind { now, backup });
         }
         let past = seconds.saturating_mul(MOST_IN_A_SECOND);
-        let new = Self { backup, now, past, summary: Summary::default(), used: BTreeMap::new() };
+        let new =
+            Self { backup, now, past, left_out: BTreeSet::new(), summary: Summary::default(), used: BTreeMap::new() };
         Ok(new.past(revision))
     }
 
@@ -116,6 +146,17 @@ impl Restoring {
         Self { past, ..self }
     }
 
+    /// Leaves these out, and what would be left of them: their past, and what keeps their templates from being deleted. Their
+    /// snapshots stay where they are.
+    #[must_use]
+    pub fn without(mut self, unreadable: &[Unreadable]) -> Self {
+        for Unreadable { key, uid, .. } in unreadable {
+            self.left_out.insert(key.path().to_owned());
+            self.left_out.extend(uid.map(|uid| uid.to_string()));
+        }
+        self
+    }
+
     /// The revision of the restored store.
     pub fn revision(&self) -> Revision {
         Revision(self.past)
@@ -126,9 +167,13 @@ impl Restoring {
     }
 
     /// What is written of one record. Records that it takes back come before it ([`ate_store::Contents::ORDER`]).
-    pub fn take(&mut self, record: Record) -> Result<Vec<Mutation>, ControlError> {
+    pub fn take(&mut self, record: Record) -> Result<Vec<Mutation>, Unreadable> {
         let kind = record.key.kind();
         match kind {
+            Kind::Actor | Kind::Meta | Kind::History if self.is_left_out(&record.key) => {
+                self.summary.dropped.add(kind);
+                Ok(Vec::new())
+            }
             Kind::Worker | Kind::Replica => {
                 self.summary.dropped.add(kind);
                 Ok(Vec::new())
@@ -136,7 +181,8 @@ impl Restoring {
             Kind::Count => Ok(Vec::new()),
             Kind::Actor => {
                 self.summary.kept.add(kind);
-                self.actor(Read::decode(record)?)
+                let value = serde_json::from_slice(&record.value).map_err(|error| Unreadable::new(&record, &error))?;
+                Ok(self.actor(Read { record, value }))
             }
             Kind::Operation => {
                 self.summary.kept.add(kind);
@@ -165,6 +211,16 @@ impl Restoring {
         counts.map(put).inspect(|_| self.summary.kept.add(Kind::Count)).collect()
     }
 
+    fn is_left_out(&self, key: &Key) -> bool {
+        let whose = match (key.kind(), key.path().split_once('/')) {
+            (Kind::Actor, _) => Some(key.path()),
+            (Kind::History, Some((uid, _))) => Some(uid),
+            (Kind::Meta, Some(("made-from", of))) => of.split_once('/').map(|(_, actor)| actor),
+            _ => None,
+        };
+        whose.is_some_and(|whose| self.left_out.contains(whose))
+    }
+
     fn node(&self, record: Record) -> Record {
         let Ok(value) = serde_json::from_slice::<NodeRecord>(&record.value) else { return record };
         let restored = NodeRecord { beat: self.past.max(value.beat), ..value.clone() };
@@ -182,10 +238,10 @@ impl Restoring {
         Record { value: read.rewritten(&restored).into(), ..read.record }
     }
 
-    fn actor(&mut self, read: Read<Actor>) -> Result<Vec<Mutation>, ControlError> {
+    fn actor(&mut self, read: Read<Actor>) -> Vec<Mutation> {
         let before = &read.value;
         let event = Event::Restored { past: Generation::new(self.past) };
-        let (after, _) = before.clone().apply(event).map_err(|_| ControlError::conflict())?;
+        let (after, _) = before.clone().apply(event).expect("it fits every phase");
         if !is_golden(&after.key) {
             self.used.entry(after.key.atespace.clone()).or_default().add(&after);
         }
@@ -216,7 +272,7 @@ impl Restoring {
         if after.snapshots.uploading.is_some() {
             self.summary.uploading.add(&after.key);
         }
-        Ok(written)
+        written
     }
 
     fn entry(&self, before: &Actor, after: &Actor) -> HistoryEntry {

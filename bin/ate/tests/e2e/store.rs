@@ -166,6 +166,23 @@ async fn a_store_that_cannot_be_opened_says_why_and_what_to_do() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_actor_that_cannot_be_read_is_named_and_can_be_left_out() {
+    let machine = Machine::new().await;
+    let damaged = Key::parse(Kind::Actor, "space/b").expect("well formed");
+    machine.open().commit(Change::new().put(damaged, "{")).await.expect("no guards");
+    let (done, told, errors) = machine.ate(&["backup", "b"]);
+    assert!(done && told.contains("2 actor"), "all of it is saved: {told}{errors}");
+    assert!(errors.contains("actor/space/b cannot be read: ") && errors.contains("--drop-unreadable"), "{errors}");
+    let (done, _, errors) = machine.ate(&["restore", "b", "--replace"]);
+    assert!(!done && errors.contains("actor/space/b cannot be read: "), "{errors}");
+    assert!(errors.contains("--drop-unreadable") && !errors.contains("log"), "{errors}");
+    let (done, told, errors) = machine.ate(&["restore", "b", "--replace", "--drop-unreadable"]);
+    assert!(done && told.contains("1 actor") && errors.contains("actor/space/b cannot be read: "), "{told}{errors}");
+    let (sound, told, errors) = machine.ate(&["check"]);
+    assert!(sound, "what is left agrees: {told}{errors}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_machine_moves_to_postgresql() {
     let machine = Machine::new().await;
     let server = ate_testkit_postgres::Server::default();

@@ -13,7 +13,7 @@ use ate_store::{Change, Key, MemoryStore, Store};
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::records::{actor_key, node_key, replica_key, worker_key};
+use crate::records::{actor_key, made_from_key, node_key, replica_key, worker_key};
 use crate::{Control, Keys, Settings, World};
 
 fn op(n: u8) -> OpId {
@@ -207,9 +207,29 @@ fn numbers_never_go_back_whatever_the_clock_says() {
 }
 
 #[test]
-fn a_record_that_cannot_be_read_ends_the_restore() {
-    let record = record(actor_key(&ActorKey::parse("space", "a").unwrap()), 1, b"{".to_vec());
-    assert!(restoring().take(record).unwrap_err().text.contains("actor/space/a"));
+fn an_actor_that_cannot_be_read_ends_the_restore_or_is_left_out_with_all_that_is_its_own() {
+    let (kept, key) = (actor("b", []), ActorKey::parse("space", "a").unwrap());
+    let lost = ActorUid::from_random([9; 16]);
+    let newer = record(actor_key(&key), 1, encode(&serde_json::json!({"uid": lost, "phase": "of the future"})));
+    let refused = restoring().take(newer.clone()).unwrap_err();
+    assert!(refused.to_string().starts_with("actor/space/a cannot be read: "), "{refused}");
+    assert_eq!(Unreadable::of(&newer), Some(refused.clone()));
+    assert_eq!(Unreadable::of(&of(&kept, 1)), None);
+    let made_from = |key: &ActorKey| record(made_from_key(kept.template_uid, key), 1, Vec::new());
+    let past = |uid: ActorUid| record(history_key(uid, 1), 1, b"{}".to_vec());
+    let mut restoring = restoring().without(&[refused]);
+    for gone in [made_from(&key), past(lost), newer] {
+        assert_eq!(restoring.take(gone).unwrap(), []);
+    }
+    for stays in [made_from(&kept.key), past(kept.uid)] {
+        assert_eq!(restoring.take(stays.clone()).unwrap(), [Mutation::Put(stays)]);
+    }
+    assert!(!restoring.take(of(&kept, 1)).unwrap().is_empty());
+    assert_eq!(restoring.summary().dropped.to_string(), "1 actor, 1 history, 1 meta");
+    // What is no JSON at all has no uid; another that cannot be read is not left out unasked.
+    let garbage = record(actor_key(&key), 1, b"{".to_vec());
+    assert!(Unreadable::of(&garbage).is_some_and(|garbage| garbage.uid.is_none()));
+    assert!(restoring.take(record(actor_key(&ActorKey::parse("space", "c").unwrap()), 1, b"{".to_vec())).is_err());
 }
 
 /// A node that runs what the store has forgotten.

@@ -194,7 +194,7 @@ impl PostgresStore {
         let connector = connector.await.expect("reading certificates does not panic")?;
         let statements = Statements::new(&settings.schema);
         let mut session = connector.session("opener", deaf()).await.map_err(&failed)?;
-        check_server(&session, &address, settings.volatile).await?;
+        check_server(&session, &address, settings.volatile).await.map_err(&failed)?;
         let found = settings.schema.move_on(&mut session).await.map_err(|error| failed(error.into()))?;
         if found > KNOWN_LAYOUT {
             return Err(ConnectError::TooNew { address, schema: settings.schema, found });

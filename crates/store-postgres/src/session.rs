@@ -147,11 +147,11 @@ fn parameters() -> String {
 }
 
 /// Whether a server may be trusted with a store. Asked of each one that commits go to: after a failover it is another.
-pub(crate) async fn check_server(client: &Client, address: &Address, volatile: bool) -> Result<(), ConnectError> {
+/// Only what a server is makes it unfit: that it does not answer may pass.
+pub(crate) async fn check_server(client: &Client, address: &Address, volatile: bool) -> Result<(), Trouble> {
     let ask = "SELECT current_setting('server_version_num'), current_setting('server_version'),
         current_setting('server_encoding'), current_setting('fsync', true)";
-    let asked = client.simple_query(ask).await;
-    let answers = asked.map_err(|error| ConnectError::Database { address: address.clone(), reason: reason(&error) })?;
+    let answers = client.simple_query(ask).await?;
     let row = answers.iter().find_map(|answer| match answer {
         SimpleQueryMessage::Row(row) => Some(row),
         _ => None,
@@ -159,13 +159,13 @@ pub(crate) async fn check_server(client: &Client, address: &Address, volatile: b
     let column = |at| row.and_then(|row| row.get(at)).unwrap_or_default();
     let address = address.clone();
     if column(0).parse::<u32>().is_ok_and(|number| number < 130_000) {
-        return Err(ConnectError::TooOld { address, found: column(1).to_owned() });
+        return Err(Trouble::Unfit(ConnectError::TooOld { address, found: column(1).to_owned() }));
     }
     if column(2) != "UTF8" {
-        return Err(ConnectError::Encoding { address, found: column(2).to_owned() });
+        return Err(Trouble::Unfit(ConnectError::Encoding { address, found: column(2).to_owned() }));
     }
     if column(3) == "off" && !volatile {
-        return Err(ConnectError::NotDurable { address });
+        return Err(Trouble::Unfit(ConnectError::NotDurable { address }));
     }
     Ok(())
 }

@@ -225,8 +225,11 @@ async fn open(settings: &Settings, role: &str) -> Result<(Client, Statements), C
     let address = settings.address.clone();
     let connector = tokio::task::spawn_blocking(move || Connector::new(&address));
     let connector = connector.await.expect("reading certificates does not panic")?;
-    let opened = connector.session(role, deaf()).await;
-    let client = opened.map_err(|trouble| trouble.at(&settings.address))?;
-    check_server(&client, &settings.address, settings.volatile).await?;
+    let opened = async {
+        let client = connector.session(role, deaf()).await?;
+        check_server(&client, &settings.address, settings.volatile).await?;
+        Ok(client)
+    };
+    let client = opened.await.map_err(|trouble: Trouble| trouble.at(&settings.address))?;
     Ok((client, Statements::new(&settings.schema)))
 }

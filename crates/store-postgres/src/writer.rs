@@ -126,7 +126,7 @@ impl Writer {
         let shared = &self.shared;
         let client = shared.connector.session("writer", deaf()).await?;
         let prepare = async {
-            check_server(&client, &shared.settings.address, shared.settings.volatile).await.map_err(Trouble::Unfit)?;
+            check_server(&client, &shared.settings.address, shared.settings.volatile).await?;
             let name = column(&client.query_one("SELECT pg_backend_pid()", &[]).await?, 0).map_err(Trouble::Wrong)?;
             shared.writer_session.store(name, Ordering::Relaxed);
             let [lock, find, vacant, write] =

@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ate_store::conformance::crash;
@@ -16,7 +16,10 @@ use futures::StreamExt;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
+use tokio_util::task::AbortOnDropHandle;
 
 use common::{connect, new_schema, server, settings};
 
@@ -61,6 +64,76 @@ async fn a_database_that_is_away_is_unavailable_and_then_there_again() {
     for revision in [1, 2] {
         assert_eq!(watch.next().await.expect("open").expect("nothing missed").revision, Revision(revision));
     }
+}
+
+/// What stands between a replica and its database, and sometimes lets go in the middle of a sentence, as a proxy does whose server
+/// has just failed over.
+struct Proxy {
+    port: u16,
+    /// So many more sessions are cut when they say this.
+    cuts: Arc<AtomicUsize>,
+    _accepting: AbortOnDropHandle<()>,
+}
+
+impl Proxy {
+    /// The first question that is asked of a server to which commits will go.
+    const FIRST_QUESTION: &str = "server_version_num";
+
+    async fn before(port: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("listens");
+        let own = listener.local_addr().expect("it has one").port();
+        let cuts = Arc::new(AtomicUsize::new(0));
+        let accepting = tokio::spawn({
+            let cuts = cuts.clone();
+            async move {
+                while let Ok((client, _)) = listener.accept().await {
+                    let server = TcpStream::connect(("127.0.0.1", port)).await.expect("the server is there");
+                    tokio::spawn(Self::pass(client, server, cuts.clone()));
+                }
+            }
+        });
+        Self { port: own, cuts, _accepting: AbortOnDropHandle::new(accepting) }
+    }
+
+    async fn pass(mut client: TcpStream, mut server: TcpStream, cuts: Arc<AtomicUsize>) {
+        let (mut asked, mut answered) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+        loop {
+            tokio::select! {
+                read = client.read(&mut asked) => {
+                    let Ok(length @ 1..) = read else { return };
+                    let asks = String::from_utf8_lossy(&asked[..length]).contains(Self::FIRST_QUESTION);
+                    let cut = |left: usize| left.checked_sub(1);
+                    if asks && cuts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, cut).is_ok() {
+                        return;
+                    }
+                    if server.write_all(&asked[..length]).await.is_err() {
+                        return;
+                    }
+                }
+                read = server.read(&mut answered) => {
+                    let Ok(length @ 1..) = read else { return };
+                    if client.write_all(&answered[..length]).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_breaks_before_it_is_known_whose_it_is_is_tried_again() {
+    let server = Server::default();
+    let proxy = Proxy::before(server.port()).await;
+    let url = server.url().replace(&format!(":{}/", server.port()), &format!(":{}/", proxy.port));
+    let patience = Duration::from_secs(120);
+    let settings = Settings { patience, ..Settings::new(url.parse().expect("well formed")) };
+    let store = connect(settings).await;
+    store.commit(put("before")).await.expect("works");
+    proxy.cuts.store(3, Ordering::Relaxed);
+    server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'ate writer'");
+    store.commit(put("after")).await.expect("the fourth session holds");
+    assert_eq!(proxy.cuts.load(Ordering::Relaxed), 0, "all others were cut");
 }
 
 /// Commits until told to stop; what became of each: committed, refused, or nobody knows.

@@ -7,9 +7,9 @@ use futures::{StreamExt, pin_mut};
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_postgres::{Client, Row, Statement};
 
-use crate::Shared;
 use crate::error::{Trouble, column, corrupt, signed, unsigned, within};
 use crate::session::{EXCHANGE, Pause};
+use crate::{Entry, Shared};
 
 /// How often the follower looks without being told to. It is told of every commit, so this is for a notification that got
 /// lost, and to find out that a connection is dead while nobody commits.
@@ -74,6 +74,7 @@ impl Follower {
             futures::future::try_join3(head, log, forget).await
         };
         let (head, log, forget) = within(EXCHANGE, prepare).await?;
+        within(EXCHANGE, shared.check_line(&client)).await?;
         Ok(Self { shared: shared.clone(), client, head, log, forget })
     }
 
@@ -122,8 +123,8 @@ impl Follower {
         let mut found = false;
         while let Some(row) = rows.next().await.transpose()? {
             found = true;
-            let (revision, event) = match read_entry(&row) {
-                Ok(entry) => entry,
+            let (entry, event) = match read_entry(&row) {
+                Ok(read) => read,
                 // Watchers end and list again, which does not need the log.
                 Err(fault) => {
                     tracing::error!(address = %self.shared.settings.address, %fault, "the log is skipped");
@@ -131,12 +132,13 @@ impl Follower {
                     return Ok(());
                 }
             };
-            let before = Revision(revision.0 - 1);
+            let before = Revision(entry.revision.0 - 1);
             if before > seen {
                 relay.skip_to(before);
             }
-            relay.publish(before, revision, event.into_iter().collect());
-            seen = revision;
+            relay.publish(before, entry.revision, event.into_iter().collect());
+            seen = entry.revision;
+            self.shared.remember(entry);
         }
         if !found {
             relay.skip_to(head);
@@ -157,12 +159,13 @@ impl Follower {
 }
 
 /// A row of the log; without an event if the commit changed nothing that this program knows.
-fn read_entry(row: &Row) -> Result<(Revision, Option<Event>), Fault> {
-    let revision = Revision(unsigned(row, 0)?);
+fn read_entry(row: &Row) -> Result<(Entry, Option<Event>), Fault> {
+    let entry = Entry { revision: Revision(unsigned(row, 0)?), entered: column(row, 5)? };
+    let revision = entry.revision;
     if revision == Revision::ZERO {
         return Err(corrupt("revision 0 in the log"));
     }
-    let Some(kinds) = column::<Option<Vec<&str>>>(row, 1)? else { return Ok((revision, None)) };
+    let Some(kinds) = column::<Option<Vec<&str>>>(row, 1)? else { return Ok((entry, None)) };
     let (paths, versions): (Vec<&str>, Vec<i64>) = (column(row, 2)?, column(row, 3)?);
     let contents: Vec<Option<&[u8]>> = column(row, 4)?;
     if [paths.len(), versions.len(), contents.len()] != [kinds.len(); 3] {
@@ -182,5 +185,5 @@ fn read_entry(row: &Row) -> Result<(Revision, Option<Event>), Fault> {
             None => Mutation::Deleted(key),
         });
     }
-    Ok((revision, (!mutations.is_empty()).then_some(Event { revision, mutations })))
+    Ok((entry, (!mutations.is_empty()).then_some(Event { revision, mutations })))
 }

@@ -169,13 +169,15 @@ pub(crate) struct Statements {
     pub(crate) find: String,
     /// Positions of those ranges that hold no record.
     pub(crate) vacant: String,
-    /// Everything a group writes.
+    /// Everything a group writes; tells when its last commit was entered into the log.
     pub(crate) write: String,
     pub(crate) get: String,
     pub(crate) list: String,
     pub(crate) head: String,
     /// The log between two revisions.
     pub(crate) follow: String,
+    /// When a revision was entered into the log.
+    pub(crate) entered: String,
     /// Removes the oldest rows of the log that are past a bound.
     pub(crate) forget: String,
     /// Keys whose kind is none of those given.
@@ -219,6 +221,7 @@ impl Statements {
                         array_agg(version ORDER BY position), array_agg(content ORDER BY position)
                     FROM mutation GROUP BY revision
                     UNION ALL SELECT quiet, NULL, NULL, NULL, NULL FROM unnest($7::bigint[]) AS quiet
+                    RETURNING revision, committed_at
                 ), deleted AS (
                     DELETE FROM {schema}.records AS record USING mutation
                     WHERE mutation.lasting AND mutation.content IS NULL
@@ -231,7 +234,7 @@ impl Statements {
                 ), moved AS (
                     UPDATE {schema}.head SET revision = $8
                 )
-                SELECT pg_notify($9, '')"#,
+                SELECT committed_at, pg_notify($9, '') FROM logged WHERE revision = $8"#,
             ),
             get: with_schema("SELECT version, revision, value FROM {schema}.records WHERE kind = $1 AND path = $2"),
             // One statement and so one snapshot for the page and its revision. A row goes over the wire only if the page
@@ -250,9 +253,10 @@ impl Statements {
             )),
             head: with_schema("SELECT layout, revision FROM {schema}.head"),
             follow: with_schema(
-                "SELECT revision, kinds, paths, versions, contents FROM {schema}.log
+                "SELECT revision, kinds, paths, versions, contents, committed_at FROM {schema}.log
                 WHERE revision > $1 AND revision <= $2 ORDER BY revision LIMIT $3",
             ),
+            entered: with_schema("SELECT committed_at FROM {schema}.log WHERE revision = $1"),
             // From the old end up to one revision: replicas that do this at once lock the rows in the same order, and the
             // second finds nothing left to do.
             forget: with_schema(

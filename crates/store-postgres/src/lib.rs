@@ -43,7 +43,7 @@ mod writer;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use std::{fmt, io};
 
 use async_trait::async_trait;
@@ -53,7 +53,7 @@ use ate_store::{
 };
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
-use tokio_postgres::Row;
+use tokio_postgres::{Client, Row};
 use tokio_util::task::AbortOnDropHandle;
 
 pub use address::{Address, AddressError};
@@ -61,7 +61,7 @@ pub use error::ConnectError;
 pub use layout::{Schema, SchemaError};
 pub use whole::{LoadError, contents, load};
 
-use error::{Trouble, column, unsigned};
+use error::{Trouble, column, signed, unsigned};
 use layout::{KNOWN_LAYOUT, Statements};
 use mark::Mark;
 use reads::Reads;
@@ -75,6 +75,10 @@ const POOL: usize = 8;
 
 /// How long callers wait for a database that is away: through a restart or a failover, but not for ever.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What to do about a database that lost what it had acknowledged.
+const WENT_BACK: &str = "stop every replica, then restore a backup, or save what is left with `ate store backup --accept-loss` and \
+                         restore that";
 
 /// Where a store is and how it is used.
 #[derive(Clone, Debug)]
@@ -116,6 +120,13 @@ pub struct PostgresStore {
     follower: AbortOnDropHandle<()>,
 }
 
+/// A commit as it stands in the log. No other line of commits has one of this number from the very same microsecond.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    revision: Revision,
+    entered: SystemTime,
+}
+
 /// What the tasks of a store have in common.
 pub(crate) struct Shared {
     settings: Settings,
@@ -124,6 +135,8 @@ pub(crate) struct Shared {
     queue: Queue,
     relay: Relay,
     mark: Option<Mark>,
+    /// The newest that was seen, by which the line of commits is known again.
+    last: Mutex<Option<Entry>>,
     /// Wakes the follower: there is something in the log that the feed has not shown.
     news: Notify,
     /// The server's name for the writer's session; what it notifies of needs no look into the log.
@@ -152,18 +165,47 @@ impl Shared {
             format!("the schema was moved on to layout {layout}, this program knows {KNOWN_LAYOUT}; use a newer one")
         } else if revision < seen {
             format!(
-                "revision {seen} was seen, but the database is only at {revision}: what was acknowledged in between is lost; stop \
-                 every replica, then restore a backup, or save what is left with `ate store backup --accept-loss` and restore \
-                 that"
+                "revision {seen} was seen, but the database is only at {revision}: what was acknowledged in between is lost; \
+                 {WENT_BACK}"
             )
         } else {
             return Ok(revision);
         };
+        Err(self.stop(reason))
+    }
+
+    /// Asked of each server that commits go to or come from. One that went back may have been brought past what was seen by others
+    /// meanwhile: then the numbers say nothing, but what was seen last is not what stands there. An entry that is no longer kept
+    /// leaves it at the numbers.
+    async fn check_line(&self, client: &Client) -> Result<(), Trouble> {
+        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(Entry { revision, entered }) = last else { return Ok(()) };
+        let Some(row) = client.query_opt(&self.statements.entered, &[&signed(revision.0)]).await? else {
+            return Ok(());
+        };
+        if column::<SystemTime>(&row, 0).map_err(Trouble::Wrong)? == entered {
+            return Ok(());
+        }
+        Err(self.stop(format!(
+            "revision {revision} is not the one that was seen: the database went back and was gone on with, and what was \
+             acknowledged is lost; {WENT_BACK}"
+        )))
+    }
+
+    fn remember(&self, entry: Entry) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_none_or(|last| last.revision < entry.revision) {
+            *last = Some(entry);
+        }
+    }
+
+    /// Everything is refused from here on.
+    fn stop(&self, reason: String) -> Trouble {
         let fault = Fault::Corrupt { reason };
         tracing::error!(address = %self.settings.address, %fault, "the store stops");
         let _ = self.wrong.set(fault.clone());
         self.queue.close();
-        Err(Trouble::Wrong(fault))
+        Trouble::Wrong(fault)
     }
 
     /// Everything up to there is in the database.
@@ -201,6 +243,9 @@ impl PostgresStore {
         }
         let head = session.query_one(&statements.head, &[]).await.map_err(|error| failed(error.into()))?;
         let revision = Revision(unsigned(&head, 1).map_err(|fault| failed(Trouble::Wrong(fault)))?);
+        let entered = session.query_opt(&statements.entered, &[&signed(revision.0)]).await;
+        let entered = entered.and_then(|row| row.map(|row| row.try_get(0)).transpose());
+        let entered = entered.map_err(|error| failed(error.into()))?;
         drop(session);
         let mark = open_mark(&settings, revision).await?;
 
@@ -208,6 +253,7 @@ impl PostgresStore {
         let shared = Arc::new(Shared {
             relay: Relay::new(Feed::new(revision, settings.feed), revision),
             mark,
+            last: Mutex::new(entered.map(|entered| Entry { revision, entered })),
             settings,
             connector,
             statements,

@@ -1,16 +1,17 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::SystemTime;
 
 use ate_store::{Fault, Group, Guard, Key, Mutation, Prefix, Record, Request, Revision, Stage, Verdict, View, Write};
 use futures::future::{join, try_join4};
 use tokio::time::Instant;
 use tokio_postgres::{Client, Error, Row, Statement};
 
-use crate::Shared;
 use crate::error::{Trouble, column, corrupt, signed, unsigned, within};
 use crate::reads::range;
 use crate::session::{CONNECT, EXCHANGE, Pause, check_server, deaf};
+use crate::{Entry, Shared};
 
 /// A group ends once its values pass this, which bounds how long it holds the lock: on a slow network the values are most
 /// of that time. More than the largest change, so that a group of one always fits.
@@ -114,8 +115,9 @@ impl Writer {
             return Ok(done.verdicts);
         }
         let channel = self.shared.settings.schema.channel();
-        within(EXCHANGE, session.finish(start, &done, &channel)).await.map_err(Failure::After)?;
+        let entered = within(EXCHANGE, session.finish(start, &done, &channel)).await.map_err(Failure::After)?;
         self.shared.saw(done.revision);
+        self.shared.remember(Entry { revision: done.revision, entered });
         if !self.shared.relay.publish(start, done.revision, done.events) {
             self.shared.news.notify_one();
         }
@@ -129,6 +131,7 @@ impl Writer {
             check_server(&client, &shared.settings.address, shared.settings.volatile).await?;
             let name = column(&client.query_one("SELECT pg_backend_pid()", &[]).await?, 0).map_err(Trouble::Wrong)?;
             shared.writer_session.store(name, Ordering::Relaxed);
+            shared.check_line(&client).await?;
             let [lock, find, vacant, write] =
                 [&shared.statements.lock, &shared.statements.find, &shared.statements.vacant, &shared.statements.write]
                     .map(|statement| client.prepare(statement));
@@ -261,7 +264,7 @@ impl Session {
     }
 
     /// The second exchange. `COMMIT` follows on the heels of the write; if that fails, the server makes it a rollback.
-    async fn finish(&self, start: Revision, done: &Group, channel: &str) -> Result<(), Error> {
+    async fn finish(&self, start: Revision, done: &Group, channel: &str) -> Result<SystemTime, Error> {
         let mutations = || done.events.iter().flat_map(|event| event.mutations.iter().map(|it| (event.revision, it)));
         let last: HashMap<_, _> = mutations().enumerate().map(|(at, (_, mutation))| (mutation.key(), at)).collect();
         let mut quiet: HashSet<u64> = (start.0 + 1..=done.revision.0).collect();
@@ -285,15 +288,16 @@ impl Session {
         let quiet: Vec<i64> = quiet.into_iter().map(signed).collect();
         let reached = signed(done.revision.0);
         let (written, committed) = join(
-            self.client.execute(
+            self.client.query_one(
                 &self.write,
                 &[&revisions, &kinds, &paths, &versions, &contents, &lasting, &quiet, &reached, &channel],
             ),
             self.client.batch_execute("COMMIT"),
         )
         .await;
-        written?;
-        committed
+        let entered = written?.try_get(0)?;
+        committed?;
+        Ok(entered)
     }
 }
 

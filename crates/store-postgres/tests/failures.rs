@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ate_store::conformance::crash;
 use ate_store::{Change, CommitError, Fault, Guard, Key, Kind, MAX_PAGE_RECORDS, Prefix, Revision, Store};
-use ate_store_postgres::{ConnectError, PostgresStore, Settings};
+use ate_store_postgres::{Address, ConnectError, PostgresStore, Settings};
 use ate_testkit_postgres::{PASSWORD, Server};
 use futures::StreamExt;
 use nix::sys::signal::{Signal, kill};
@@ -18,6 +18,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -72,6 +73,7 @@ struct Proxy {
     port: u16,
     /// So many more sessions are cut when they say this.
     cuts: Arc<AtomicUsize>,
+    passes: watch::Sender<bool>,
     _accepting: AbortOnDropHandle<()>,
 }
 
@@ -83,16 +85,40 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("listens");
         let own = listener.local_addr().expect("it has one").port();
         let cuts = Arc::new(AtomicUsize::new(0));
+        let passes = watch::Sender::new(true);
         let accepting = tokio::spawn({
-            let cuts = cuts.clone();
+            let (cuts, passes) = (cuts.clone(), passes.subscribe());
             async move {
                 while let Ok((client, _)) = listener.accept().await {
-                    let server = TcpStream::connect(("127.0.0.1", port)).await.expect("the server is there");
-                    tokio::spawn(Self::pass(client, server, cuts.clone()));
+                    let (cuts, mut passes) = (cuts.clone(), passes.clone());
+                    tokio::spawn(async move {
+                        if *passes.borrow() {
+                            let server = TcpStream::connect(("127.0.0.1", port)).await.expect("the server is there");
+                            tokio::select! {
+                                () = Self::pass(client, server, cuts) => {}
+                                _ = passes.wait_for(|passes| !passes) => {}
+                            }
+                        }
+                    });
                 }
             }
         });
-        Self { port: own, cuts, _accepting: AbortOnDropHandle::new(accepting) }
+        Self { port: own, cuts, passes, _accepting: AbortOnDropHandle::new(accepting) }
+    }
+
+    /// The server's address by this way, for sessions of this name.
+    fn address(&self, server: &Server, name: &str) -> Address {
+        let url = server.url().replace(&format!(":{}/", server.port()), &format!(":{}/", self.port));
+        format!("{url}?application_name={name}").parse().expect("well formed")
+    }
+
+    /// Does it to the database while none of its sessions is there.
+    async fn behind_the_back(&self, server: &Server, sql: &str) {
+        self.passes.send_replace(false);
+        let sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'proxied %'";
+        while server.sql(sessions) != "0" {}
+        server.sql(sql);
+        self.passes.send_replace(true);
     }
 
     async fn pass(mut client: TcpStream, mut server: TcpStream, cuts: Arc<AtomicUsize>) {
@@ -125,15 +151,51 @@ impl Proxy {
 async fn a_session_that_breaks_before_it_is_known_whose_it_is_is_tried_again() {
     let server = Server::default();
     let proxy = Proxy::before(server.port()).await;
-    let url = server.url().replace(&format!(":{}/", server.port()), &format!(":{}/", proxy.port));
     let patience = Duration::from_secs(120);
-    let settings = Settings { patience, ..Settings::new(url.parse().expect("well formed")) };
-    let store = connect(settings).await;
+    let store = connect(Settings { patience, ..Settings::new(proxy.address(&server, "proxied")) }).await;
     store.commit(put("before")).await.expect("works");
     proxy.cuts.store(3, Ordering::Relaxed);
-    server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'ate writer'");
+    proxy.behind_the_back(&server, "SELECT").await;
     store.commit(put("after")).await.expect("the fourth session holds");
     assert_eq!(proxy.cuts.load(Ordering::Relaxed), 0, "all others were cut");
+}
+
+/// It lost the last of three commits, and another replica, which had not seen that one, made two since: by their numbers it has more
+/// than was seen.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_went_back_and_was_gone_on_with_is_not_believed() {
+    let server = Server::default();
+    let proxy = Proxy::before(server.port()).await;
+    let patience = Duration::from_secs(120);
+    let settings = Settings { patience, ..Settings::new(proxy.address(&server, "proxied")) };
+    // One committed itself what is lost, one heard of it, and one found it when it came.
+    let wrote = connect(settings.clone()).await;
+    let heard = connect(settings.clone()).await;
+    let mut watch = heard.watch(&[Prefix::all(Kind::Actor)], Revision::ZERO).await.expect("starts");
+    for name in ["a", "b", "c"] {
+        wrote.commit(put(name)).await.expect("works");
+        watch.next().await.expect("open").expect("keeps up");
+    }
+    let found = connect(settings.clone()).await;
+    // The connections are all that breaks.
+    proxy.behind_the_back(&server, "SELECT").await;
+    for store in [&wrote, &heard, &found] {
+        store.commit(Change::new()).await.expect("nothing has changed");
+    }
+    let gone_on = "DELETE FROM ate.log WHERE revision = 3; INSERT INTO ate.log (revision) VALUES (3), (4);
+        UPDATE ate.head SET revision = 4";
+    proxy.behind_the_back(&server, gone_on).await;
+    for store in [wrote, heard, found] {
+        let refused = store.commit(put("d")).await.expect_err("revision 3 is another").to_string();
+        assert!(refused.contains("revision 3 is not the one that was seen"), "{refused}");
+        let told = store.stopped().await.expect("it was not closed").to_string();
+        assert!(told.contains("restore a backup"), "{told}");
+    }
+    assert_eq!(server.sql("SELECT revision FROM ate.head"), "4", "nothing was written");
+    // Whoever has seen nothing begins with what is there. And where the log no longer tells, the numbers do.
+    let next = connect(settings).await;
+    proxy.behind_the_back(&server, "DELETE FROM ate.log").await;
+    assert_eq!(next.commit(put("e")).await.expect("nothing speaks against it").revision, Revision(5));
 }
 
 /// Commits until told to stop; what became of each: committed, refused, or nobody knows.

@@ -173,6 +173,9 @@ pub(crate) struct Statements {
     pub(crate) write: String,
     pub(crate) get: String,
     pub(crate) list: String,
+    /// A page for whoever holds a snapshot and knows its revision. Without the head: every commit leaves an old version of its one
+    /// row, which nothing removes while the snapshot is held, so that each look at it costs more than the one before.
+    pub(crate) page: String,
     pub(crate) head: String,
     /// The log between two revisions.
     pub(crate) follow: String,
@@ -195,6 +198,14 @@ pub(crate) struct Statements {
 impl Statements {
     pub(crate) fn new(schema: &Schema) -> Self {
         let with_schema = |text: &str| text.replace("{schema}", &schema.quoted());
+        // A row goes over the wire only if the page still has room before the one in front of it, so that the end of a page of large
+        // records is cheap.
+        let page = "SELECT path, version, revision, value, coalesce(sum(octet_length(value)) OVER (
+                ORDER BY path ROWS BETWEEN UNBOUNDED PRECEDING AND 2 PRECEDING), 0) AS before
+            FROM (
+                SELECT path, version, revision, value FROM {schema}.records
+                WHERE kind = $1 AND path > $2 AND path < $3 ORDER BY path LIMIT $4
+            ) AS bounded";
         Self {
             lock: with_schema("SELECT layout, revision FROM {schema}.head FOR UPDATE"),
             find: with_schema(
@@ -237,19 +248,14 @@ impl Statements {
                 SELECT committed_at, pg_notify($9, '') FROM logged WHERE revision = $8"#,
             ),
             get: with_schema("SELECT version, revision, value FROM {schema}.records WHERE kind = $1 AND path = $2"),
-            // One statement and so one snapshot for the page and its revision. A row goes over the wire only if the page
-            // still has room before the one in front of it, so that the end of a page of large records is cheap.
+            // One statement and so one snapshot for the page and its revision.
             list: with_schema(&format!(
                 "SELECT head.revision, page.path, page.version, page.revision, page.value
-                FROM {{schema}}.head AS head LEFT JOIN (
-                    SELECT path, version, revision, value, coalesce(sum(octet_length(value)) OVER (
-                        ORDER BY path ROWS BETWEEN UNBOUNDED PRECEDING AND 2 PRECEDING), 0) AS before
-                    FROM (
-                        SELECT path, version, revision, value FROM {{schema}}.records
-                        WHERE kind = $1 AND path > $2 AND path < $3 ORDER BY path LIMIT $4
-                    ) AS bounded
-                ) AS page ON page.before < {MAX_PAGE_BYTES}
+                FROM {{schema}}.head AS head LEFT JOIN ({page}) AS page ON page.before < {MAX_PAGE_BYTES}
                 ORDER BY page.path"
+            )),
+            page: with_schema(&format!(
+                "SELECT path, version, revision, value FROM ({page}) AS page WHERE before < {MAX_PAGE_BYTES} ORDER BY path"
             )),
             head: with_schema("SELECT layout, revision FROM {schema}.head"),
             follow: with_schema(

@@ -78,18 +78,17 @@ pub async fn contents(settings: &Settings, tail: LostTail) -> Result<Contents, C
 type Sender = mpsc::Sender<Result<Entry, Fault>>;
 
 async fn read(client: &Client, statements: &Statements, entries: &Sender) -> Result<(), Trouble> {
-    let list = client.prepare(&statements.list).await?;
+    let page = client.prepare(&statements.page).await?;
     let limit = i64::try_from(MAX_PAGE_RECORDS).expect("a small constant");
     for kind in Contents::ORDER {
         let (mut after, end) = range(&Prefix::all(kind));
         loop {
-            let rows = client.query(&list, &[&kind.name(), &after, &end, &limit]).await?;
+            let rows = client.query(&page, &[&kind.name(), &after, &end, &limit]).await?;
             let mut last = None;
             for row in &rows {
-                // The head stands alone if there is no record to go with it.
-                let Some(path) = column::<Option<String>>(row, 1).map_err(Trouble::Wrong)? else { break };
+                let path: String = column(row, 0).map_err(Trouble::Wrong)?;
                 let entry = match Key::parse(kind, &path) {
-                    Ok(key) => Entry::Record(record(key, row, 2).map_err(Trouble::Wrong)?),
+                    Ok(key) => Entry::Record(record(key, row, 1).map_err(Trouble::Wrong)?),
                     Err(error) => Entry::Foreign { key: format!("{kind}/{path}"), reason: error.to_string() },
                 };
                 last = Some(path);

@@ -69,7 +69,8 @@ impl Subject for Pairs {
     }
 }
 
-// All promises of the port but those about how fast a feed forgets: another replica's feed is a moment behind.
+// All promises of the port but what is about one process: what it shows when it is opened again or closed, and how fast its feed
+// forgets, as another replica's is a moment behind.
 ate_store::conformance_tests! { Pairs;
     a_record_counts_its_writes_and_names_its_commit
     a_record_created_again_starts_at_version_one
@@ -77,13 +78,23 @@ ate_store::conformance_tests! { Pairs;
     a_refused_change_writes_nothing
     guards_are_judged_before_the_writes
     an_unchanged_guard_is_not_fooled_by_a_namesake
+    a_change_without_writes_only_checks
+    a_change_beyond_the_limits_is_refused
+    deleting_what_is_absent_is_no_error_and_no_event
+    kinds_do_not_mix
+    lists_are_ordered_by_path_within_their_prefix
     paging_visits_each_stable_record_once_while_others_come_and_go
+    a_page_is_bounded_by_records_and_by_bytes
     a_watch_shows_each_commit_once_whole_and_in_order
     a_watch_resumes_after_any_revision_still_kept
     a_list_and_a_watch_from_its_revision_miss_nothing
     a_watch_from_too_long_ago_is_refused
+    a_watch_from_the_future_is_refused
     concurrent_increments_lose_no_update
+    what_is_added_at_once_adds_up_and_never_passes_its_limit
+    a_number_is_added_to_from_where_it_is_or_from_where_it_should_be
     concurrent_binds_never_share_a_worker
+    a_dropped_commit_happens_whole_or_not_at_all
 }
 
 fn actor(name: &str) -> Key {

@@ -1,7 +1,7 @@
 //! `ate store`: looks after what the control plane remembers. Check it, back it up, restore it.
 
 use std::error::Error;
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -111,25 +111,39 @@ async fn check(args: &CheckArgs, global: &Global) -> anyhow::Result<bool> {
     let found = check.finish();
     let sound = found.findings.is_empty();
     match global.document(&found) {
-        Some(text) => print!("{text}"),
-        None => show(&found, &place, revision)?,
+        Some(text) => print(&text)?,
+        None => print(&text_of(&found, &place, revision))?,
     }
     Ok(sound)
 }
 
-fn show(found: &Findings, place: &Place, revision: Revision) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
+fn text_of(found: &Findings, place: &Place, revision: Revision) -> String {
+    let mut text = String::new();
     for finding in &found.findings {
-        writeln!(out, "{}\n  {}\n  remedy: {}", finding.object, finding.wrong, finding.remedy)?;
+        text += &format!("{}\n  {}\n  remedy: {}\n", finding.object, finding.wrong, finding.remedy);
     }
     let all = found.findings.len() as u64 + found.more;
     if found.more > 0 {
-        writeln!(out, "and {} more", found.more)?;
+        text += &format!("and {} more\n", found.more);
     }
-    match all {
-        0 => writeln!(out, "{place}: {} records, revision {revision}, all of them agree", found.records),
-        all => writeln!(out, "{place}: {all} of {} records, revision {revision}, do not agree", found.records),
+    text + &match all {
+        0 => format!("{place}: {} records, revision {revision}, all of them agree\n", found.records),
+        all => format!("{place}: {all} of {} records, revision {revision}, do not agree\n", found.records),
     }
+}
+
+/// Whoever reads may have gone, as `head` does: that is no failure, as it is none of the verbs that talk to the API.
+fn print(text: &str) -> io::Result<()> {
+    let mut out = io::stdout();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written,
+    }
+}
+
+/// For the person, if there is one: a terminal that is gone is no reason to stop, least of all by a panic.
+fn note(text: impl std::fmt::Display) {
+    let _ = write!(io::stderr(), "{text}");
 }
 
 #[derive(Serialize)]
@@ -145,7 +159,7 @@ async fn backup(args: &BackupArgs, global: &Global) -> anyhow::Result<()> {
     let contents = place.contents(tail).await?;
     if let Some(lost) = contents.lost {
         let left = contents.revision;
-        eprintln!("only what is left is saved: revision {lost} was acknowledged, but only {left} is left");
+        note(format_args!("only what is left is saved: revision {lost} was acknowledged, but only {left} is left\n"));
     }
     let mut progress = Progress::new("saved");
     let writer = format!("ate {} {}", env!("CARGO_PKG_VERSION"), crate::version::BUILT_FROM);
@@ -159,21 +173,21 @@ async fn backup(args: &BackupArgs, global: &Global) -> anyhow::Result<()> {
     drop(progress);
     if !unreadable.is_empty() {
         name_each(&unreadable);
-        eprintln!(
-            "saved as they are: a newer program may read them, and `ate store restore --drop-unreadable` leaves them out"
+        note(
+            "saved as they are: a newer program may read them, and `ate store restore --drop-unreadable` leaves them out\n",
         );
     }
     let made = Made { file: &args.file, revision: header.revision.0, records: counts.total() };
     match global.document(&made) {
-        Some(text) => print!("{text}"),
-        None => println!("{}: {place} as of revision {}: {counts}", args.file.display(), header.revision),
+        Some(text) => print(&text)?,
+        None => print(&format!("{}: {place} as of revision {}: {counts}\n", args.file.display(), header.revision))?,
     }
     Ok(())
 }
 
 fn name_each(unreadable: &[Unreadable]) {
     for actor in unreadable {
-        eprintln!("{actor}");
+        note(format_args!("{actor}\n"));
     }
 }
 
@@ -208,8 +222,8 @@ async fn restore(args: RestoreArgs, global: &Global) -> anyhow::Result<()> {
     let restored = told.await.context("the backup was not read to its end")?;
     let told = Told::of(&backup, &restored, moved_aside.as_deref());
     match global.document(&told) {
-        Some(text) => print!("{text}"),
-        None => print!("{}", told.text(&place)),
+        Some(text) => print(&text)?,
+        None => print(&told.text(&place))?,
     }
     Ok(())
 }
@@ -339,13 +353,12 @@ struct Progress {
 
 impl Progress {
     fn new(what: &'static str) -> Self {
-        Self { what, shown: false, is_watched: std::io::stderr().is_terminal() }
+        Self { what, shown: false, is_watched: io::stderr().is_terminal() }
     }
 
     fn tell(&mut self, count: u64) {
         if self.is_watched && count.is_multiple_of(TELL_EVERY) {
-            // A terminal that is gone is no reason to stop, and to panic none at all.
-            let _ = write!(std::io::stderr(), "\r{} {count} records", self.what);
+            note(format_args!("\r{} {count} records", self.what));
             self.shown = true;
         }
     }
@@ -355,7 +368,7 @@ impl Drop for Progress {
     fn drop(&mut self) {
         if self.shown {
             // Over it, so that what follows begins on a clean line.
-            let _ = write!(std::io::stderr(), "\r{:40}\r", "");
+            note(format_args!("\r{:40}\r", ""));
         }
     }
 }

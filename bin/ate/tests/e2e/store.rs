@@ -71,11 +71,15 @@ impl Machine {
         self.0.path().join(name)
     }
 
-    fn ate(&self, arguments: &[&str]) -> (bool, String, String) {
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ate"));
         command.arg("store").args(arguments).arg("--data-dir").arg(self.path("data")).current_dir(self.0.path());
         command.env_remove("ATE_STORE").env_remove("ATE_STORE_SCHEMA");
-        let Output { status, stdout, stderr } = command.output().expect("runs");
+        command
+    }
+
+    fn ate(&self, arguments: &[&str]) -> (bool, String, String) {
+        let Output { status, stdout, stderr } = self.command(arguments).output().expect("runs");
         let text = |bytes| String::from_utf8(bytes).expect("text");
         (status.success(), text(stdout), text(stderr))
     }
@@ -126,6 +130,18 @@ async fn what_is_wrong_is_named_with_its_remedy_and_fails_the_check() {
     let (sound, told, _) = machine.ate(&["check", "-o", "json"]);
     let document: Value = serde_json::from_str(&told).expect("JSON");
     assert!(!sound && document["findings"][0]["object"] == "actor/space/a", "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_stops_reading_is_no_failure() {
+    let machine = Machine::new().await;
+    for verb in [&["check"][..], &["check", "-o", "json"], &["backup", "b"], &["restore", "b", "--replace"]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = machine.command(verb);
+        let Output { status, stderr, .. } = command.stdout(writer).output().expect("runs");
+        assert!(status.success(), "{verb:?}: {status}: {}", String::from_utf8_lossy(&stderr));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -153,7 +153,8 @@ fn client(verb: ate_cli::Verb, global: &Global) -> ExitCode {
 fn bench(verb: ate_bench::BenchVerb) -> anyhow::Result<()> {
     // Not every benchmark has sandboxes, so a runtime that is not there is for those to complain about.
     let runtime = std::env::var_os("ATE_RUNTIME").map(PathBuf::from).or_else(|| runtime::find().ok());
-    Ok(ate_bench::run(verb, &ate_bench::Setup { program: std::env::current_exe()?, runtime })?)
+    let setup = ate_bench::Setup { program: std::env::current_exe()?, runtime, replicas: place::REPLICAS };
+    Ok(ate_bench::run(verb, &setup)?)
 }
 
 fn worker(args: WorkerArgs) -> anyhow::Result<()> {

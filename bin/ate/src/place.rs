@@ -11,8 +11,7 @@ use ate_store_embedded::{EmbeddedStore, OpenError};
 use ate_store_postgres::{PostgresStore, Schema, Settings};
 
 /// How often replicas say that they live, and when one that does not is taken for dead.
-const BEAT: Duration = Duration::from_secs(1);
-const REPLICA_LEASE: Duration = Duration::from_secs(5);
+pub(crate) const REPLICAS: Replicas = Replicas::Several { beat: Duration::from_secs(1), lease: Duration::from_secs(5) };
 
 /// In the data directory: what a process has seen of a database.
 const MARK: &str = "store-mark";
@@ -190,7 +189,7 @@ impl Opened {
     pub(crate) fn replicas(&self) -> Replicas {
         match self.store {
             Either::Embedded(_) => Replicas::Alone,
-            Either::Postgres(_) => Replicas::Several { beat: BEAT, lease: REPLICA_LEASE },
+            Either::Postgres(_) => REPLICAS,
         }
     }
 

@@ -67,6 +67,8 @@ pub struct Setup {
     pub program: PathBuf,
     /// The sandbox runtimes, as `runtime/build` prints it.
     pub runtime: Option<PathBuf>,
+    /// As replicas on one database are set up.
+    pub replicas: ate_control::Replicas,
 }
 
 impl Setup {
@@ -103,7 +105,7 @@ pub fn run(verb: BenchVerb, setup: &Setup) -> Result<(), BenchError> {
         BenchVerb::Density(args) => in_runtime(density::run(&args, setup)),
         // Its callers share the processors with those whom they call; on one thread they need the least.
         BenchVerb::Control(args) => until_interrupted(Builder::new_current_thread(), control::run(&args, setup)),
-        BenchVerb::Plane(args) => in_runtime(control::plane(&args)),
+        BenchVerb::Plane(args) => in_runtime(control::plane(&args, setup)),
         BenchVerb::Site(args) => site::serve(&args),
         BenchVerb::Proxy(args) => match in_runtime(proxy::serve(&args)) {
             // That is how it ends.

@@ -92,7 +92,7 @@ impl Report {
         if targets.is_empty() {
             return Ok(());
         }
-        self.heading("Targets, as ratios of medians of this run")?;
+        self.heading("Targets, as ratios in this run")?;
         let columns = [Column::left("RATIO"), Column::right("TARGET"), Column::right("MEASURED"), Column::left("")];
         let mut table = Table::new(columns);
         for target in targets {

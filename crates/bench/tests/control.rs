@@ -3,8 +3,10 @@
 //! The control planes that a run starts are this program once more, so there is no harness around it.
 
 use std::path::Path;
+use std::time::Duration;
 
 use ate_bench::{BenchVerb, Row, Setup};
+use ate_control::Replicas;
 use clap::Parser;
 
 #[derive(Debug, Parser)]
@@ -34,7 +36,8 @@ fn main() {
 fn run(arguments: &[String]) {
     let Program::Bench(verb) = Program::parse_from(arguments);
     let program = std::env::current_exe().expect("this program");
-    ate_bench::run(verb, &Setup { program, runtime: None }).expect("it runs to its end");
+    let replicas = Replicas::Several { beat: Duration::from_secs(1), lease: Duration::from_secs(5) };
+    ate_bench::run(verb, &Setup { program, runtime: None, replicas }).expect("it runs to its end");
 }
 
 fn every_wake_and_its_raw_commits_are_counted() {

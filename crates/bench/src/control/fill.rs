@@ -19,7 +19,7 @@ const AT_ONCE: usize = 32;
 pub(crate) async fn through_port(store: &dyn Store, shape: &Shape, actors: u32) -> Result<(), BenchError> {
     let failed = |error: ate_store::CommitError| BenchError::refused("fill the store", error);
     for kind in KINDS {
-        let mut records = shape.cast(kind, 1..actors, actors).peekable();
+        let mut records = shape.cast(kind, 1..actors).peekable();
         let changes = std::iter::from_fn(|| {
             records.peek()?;
             let change =
@@ -44,7 +44,7 @@ pub(crate) async fn by_copy(url: &str, schema: &Schema, shape: &Shape, actors: u
         let sink = client.copy_in(&into).await.map_err(failed)?;
         let types = [Type::TEXT, Type::TEXT, Type::INT8, Type::INT8, Type::BYTEA];
         let mut writer = pin!(BinaryCopyInWriter::new(sink, &types));
-        for Cast { kind, path, value } in shape.cast(kind, 1..actors, actors) {
+        for Cast { kind, path, value } in shape.cast(kind, 1..actors) {
             writer.as_mut().write(&[&kind.name(), &path, &1i64, &revision, &value]).await.map_err(failed)?;
         }
         writer.finish().await.map_err(failed)?;

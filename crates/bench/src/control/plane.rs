@@ -25,7 +25,7 @@ use super::metered::{Kept, Metered};
 use super::nodes::FakeNodes;
 use super::shape::Shape;
 use super::{NODES, clock, fill, raw};
-use crate::{BenchError, pipe};
+use crate::{BenchError, Setup, pipe};
 
 /// Holds the address, which has a password in it: arguments can be read by everybody on a machine.
 pub(crate) const POSTGRES: &str = "ATE_BENCH_POSTGRES";
@@ -119,10 +119,10 @@ impl Adapter {
     }
 
     /// As it is set up where it is used: an embedded store belongs to one process, a database to several.
-    fn replicas(&self) -> Replicas {
+    fn replicas(&self, several: Replicas) -> Replicas {
         match self {
             Self::Embedded(_) => Replicas::Alone,
-            Self::Postgres(..) => Replicas::Several { beat: Duration::from_secs(1), lease: Duration::from_secs(10) },
+            Self::Postgres(..) => several,
         }
     }
 
@@ -173,6 +173,7 @@ struct Serving {
 
 struct Plane {
     args: PlaneArgs,
+    replicas: Replicas,
     adapter: Adapter,
     metered: Arc<Metered>,
     nodes: Arc<FakeNodes>,
@@ -185,12 +186,13 @@ struct Plane {
 }
 
 /// Takes orders until its input ends.
-pub(crate) async fn serve(args: &PlaneArgs) -> Result<(), BenchError> {
+pub(crate) async fn serve(args: &PlaneArgs, setup: &Setup) -> Result<(), BenchError> {
     let adapter = Adapter::open(args).await?;
     let metered = Arc::new(Metered::new(adapter.store()));
     let nodes = Arc::new(FakeNodes::new(NODES, args.workers));
     let mut plane = Plane {
         args: args.clone(),
+        replicas: adapter.replicas(setup.replicas),
         adapter,
         metered,
         nodes,
@@ -273,7 +275,7 @@ impl Plane {
 
     async fn serve(&mut self) -> Result<(), BenchError> {
         let failed = |error: ate_control::ControlError| BenchError::refused("start the control plane", error);
-        let settings = Settings { replicas: self.adapter.replicas(), ..Settings::default() };
+        let settings = Settings { replicas: self.replicas, ..Settings::default() };
         let store = Arc::clone(&self.metered) as Arc<dyn Store>;
         let nodes = Arc::clone(&self.nodes) as Arc<dyn ate_orders::Nodes>;
         let control = Control::new(store, Arc::clone(&nodes), Arc::new(Clock), Arc::new(NoKeys), settings);

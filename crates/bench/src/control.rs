@@ -31,6 +31,7 @@ use crate::{BenchError, Output, Setup};
 
 use client::Home;
 use course::Course;
+use fill::Schemas;
 pub(crate) use plane::{PlaneArgs, serve as plane};
 
 const ATESPACE: &str = "bench";
@@ -46,6 +47,11 @@ const SPARE_WORKERS: u32 = 64;
 
 /// Numbers have seven digits, so that all names are of one length.
 const MOST_ACTORS: u32 = 9_999_999;
+
+/// The schema for so many actors.
+fn schema(actors: u32) -> String {
+    format!("ate_bench_{actors}")
+}
 
 fn actor_name(number: u32) -> String {
     format!("a{number:07}")
@@ -75,8 +81,9 @@ pub struct ControlArgs {
     /// Only with these stores [default: embedded, and postgres if it is installed]
     #[arg(long, value_delimiter = ',', value_name = "STORE,…")]
     store: Vec<StoreKind>,
-    /// A database to use, instead of starting a server; schemas ate_bench_… are made in it, and dropped
-    #[arg(long, value_name = "URL", hide_env_values = true)]
+    /// A database to use, instead of starting a server; schemas ate_bench_… are made in it, and dropped. Arguments can be read
+    /// by everybody on a machine: put an address with a password in it into the environment
+    #[arg(long, env = plane::POSTGRES, value_name = "URL", hide_env_values = true)]
     postgres: Option<String>,
     /// Measured rounds
     #[arg(long, default_value_t = 5)]
@@ -106,21 +113,22 @@ fn server_settings(actors: u32) -> String {
     format!("shared_buffers = {buffers}MB\nmax_wal_size = 8GB\nwal_compression = lz4\n")
 }
 
-/// A database, and the server if it is ours.
+/// A database, what is made in it, and the server if it is ours: gone in this order.
 struct Database {
-    url: String,
+    schemas: Schemas,
     _server: Option<Server>,
 }
 
 impl Database {
     async fn of(args: &ControlArgs) -> Result<Self, BenchError> {
+        let schemas = |url| Schemas { url, names: args.actors.iter().map(|actors| schema(*actors)).collect() };
         if let Some(url) = &args.postgres {
-            return Ok(Self { url: url.clone(), _server: None });
+            return Ok(Self { schemas: schemas(url.clone()), _server: None });
         }
         let settings = server_settings(args.actors.iter().copied().max().unwrap_or(0));
         let started = tokio::task::spawn_blocking(move || Server::start(&settings, &[])).await;
         let server = started.map_err(|_| BenchError::refused("start PostgreSQL", "see above"))?;
-        Ok(Self { url: server.url(), _server: Some(server) })
+        Ok(Self { schemas: schemas(server.url()), _server: Some(server) })
     }
 }
 
@@ -156,7 +164,7 @@ pub(crate) async fn run(args: &ControlArgs, setup: &Setup) -> Result<(), BenchEr
         };
         let home = |actors: u32| match &database {
             None => Home::Embedded(directory.path().join(format!("store-{actors}"))),
-            Some(Database { url, .. }) => Home::Postgres { url: url.clone(), schema: format!("ate_bench_{actors}") },
+            Some(Database { schemas, .. }) => Home::Postgres { url: schemas.url.clone(), schema: schema(actors) },
         };
         course.run(kind, directory.path(), home, &mut rows).await?;
     }

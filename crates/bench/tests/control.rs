@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ate_bench::{BenchVerb, Row, Setup};
 use ate_control::Replicas;
+use ate_testkit_postgres::Server;
 use clap::Parser;
 
 #[derive(Debug, Parser)]
@@ -27,11 +28,21 @@ fn main() {
         return run(&arguments);
     }
     if arguments.iter().any(|argument| argument == "--list") {
-        return println!("every_wake_and_its_raw_commits_are_counted: test");
+        return TESTS.iter().for_each(|(name, _)| println!("{name}: test"));
     }
-    every_wake_and_its_raw_commits_are_counted();
-    println!("test every_wake_and_its_raw_commits_are_counted ... ok");
+    for (name, test) in TESTS {
+        test();
+        println!("test {name} ... ok");
+    }
 }
+
+const TESTS: [(&str, fn()); 2] = [
+    ("every_wake_and_its_raw_commits_are_counted", every_wake_and_its_raw_commits_are_counted),
+    (
+        "a_database_of_ones_own_may_be_encrypted_and_need_not_be_ruled",
+        a_database_of_ones_own_may_be_encrypted_and_need_not_be_ruled,
+    ),
+];
 
 fn run(arguments: &[String]) {
     let Program::Bench(verb) = Program::parse_from(arguments);
@@ -64,6 +75,25 @@ fn every_wake_and_its_raw_commits_are_counted() {
     let left: Vec<_> =
         std::fs::read_dir(directory.path()).expect("it is there").flatten().map(|e| e.file_name()).collect();
     assert_eq!(left, ["rows.jsonl"], "stores are removed");
+}
+
+/// Its user may make schemas, and no checkpoints.
+fn a_database_of_ones_own_may_be_encrypted_and_need_not_be_ruled() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let shown = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).expect("signs");
+    let files = [("server.crt", &*shown.cert.pem()), ("server.key", &*shown.signing_key.serialize_pem())];
+    let server = Server::start("ssl = on", &files);
+    server.sql("CREATE ROLE plain LOGIN PASSWORD 'plain'; GRANT CREATE ON DATABASE postgres TO plain");
+    let rows = directory.path().join("rows.jsonl").display().to_string();
+    let url = format!("postgres://plain:plain@127.0.0.1:{}/postgres?sslmode=require", server.port());
+    let words = ["ate", "bench", "control", "--store", "postgres", "--postgres", &url, "--actors", "5", "--burst", "5"];
+    let more = ["--rounds", "1", "--clients", "2", "--rows", &rows];
+    run(&words.iter().chain(&more).map(|word| (*word).to_owned()).collect::<Vec<_>>());
+    assert_eq!(
+        server.sql("SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'ate_bench_%'"),
+        "0",
+        "it is left as it was"
+    );
 }
 
 fn every_wake_of(store: &str, rows: &[Row]) {

@@ -59,6 +59,7 @@ use tokio_util::task::AbortOnDropHandle;
 pub use address::{Address, AddressError};
 pub use error::ConnectError;
 pub use layout::{Schema, SchemaError};
+pub use session::session;
 pub use whole::{LoadError, contents, load};
 
 use error::{Trouble, column, signed, unsigned};

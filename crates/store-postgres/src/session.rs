@@ -117,6 +117,14 @@ impl Connect for Connector {
     }
 }
 
+/// A session with the database as the store has them, for whoever works beside it. What holds in it, `RESET ALL` takes away.
+pub async fn session(address: &Address, role: &str) -> Result<Client, ConnectError> {
+    let of = address.clone();
+    let connector = tokio::task::spawn_blocking(move || Connector::new(&of));
+    let connector = connector.await.expect("reading certificates does not panic")?;
+    connector.session(role, deaf()).await.map_err(|trouble| trouble.at(address))
+}
+
 /// What holds in each of our sessions, whatever the server, the database or the role have as their defaults.
 ///
 /// The second part is about plans: every access of ours is by key or by a short range of keys, so a plan that walks a

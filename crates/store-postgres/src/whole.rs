@@ -14,7 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::error::{ConnectError, Trouble, column, signed, unsigned};
 use crate::layout::{KNOWN_LAYOUT, Statements};
 use crate::reads::{range, record};
-use crate::session::{Connector, check_server, deaf, seconds};
+use crate::session::{check_server, seconds, session};
 use crate::{Address, Schema, Settings, check_seen, seen};
 
 /// Entries between the server and whoever takes them, besides a page of at most [`ate_store::MAX_PAGE_BYTES`].
@@ -221,14 +221,8 @@ async fn write(transaction: &Transaction<'_>, statements: &Statements, batch: &[
 }
 
 async fn open(settings: &Settings, role: &str) -> Result<(Client, Statements), ConnectError> {
-    let address = settings.address.clone();
-    let connector = tokio::task::spawn_blocking(move || Connector::new(&address));
-    let connector = connector.await.expect("reading certificates does not panic")?;
-    let opened = async {
-        let client = connector.session(role, deaf()).await?;
-        check_server(&client, &settings.address, settings.volatile).await?;
-        Ok(client)
-    };
-    let client = opened.await.map_err(|trouble: Trouble| trouble.at(&settings.address))?;
+    let client = session(&settings.address, role).await?;
+    let checked = check_server(&client, &settings.address, settings.volatile).await;
+    checked.map_err(|trouble| trouble.at(&settings.address))?;
     Ok((client, Statements::new(&settings.schema)))
 }

@@ -53,6 +53,8 @@ pub(crate) struct Course<'a> {
     setup: &'a Setup,
     begun: u64,
     progress: Progress<Stderr>,
+    /// That no checkpoints can be made is said once.
+    told: bool,
 }
 
 /// As rows name a plane.
@@ -63,7 +65,7 @@ pub(crate) fn way(kind: StoreKind, actors: u32) -> String {
 impl<'a> Course<'a> {
     pub(crate) fn new(args: &'a ControlArgs, setup: &'a Setup) -> Self {
         let progress = Progress::new(std::io::stderr(), std::io::stderr().is_terminal());
-        Self { args, setup, begun: clock::now(), progress }
+        Self { args, setup, begun: clock::now(), progress, told: false }
     }
 
     pub(crate) async fn run(
@@ -95,11 +97,8 @@ impl<'a> Course<'a> {
         }
         self.list_and_watch(&mut subjects, rows).await?;
         let measured = self.measure(&mut subjects, rows).await;
-        for Subject { plane, home, .. } in subjects {
+        for Subject { plane, .. } in subjects {
             plane.end().await?;
-            if let Home::Postgres { url, schema } = &home {
-                fill::drop_schema(url, schema).await?;
-            }
         }
         measured
     }
@@ -144,10 +143,16 @@ impl<'a> Course<'a> {
             }
         }
         // A database puts itself in order elsewhere: its pages are written, and the first change of each is logged in whole again.
-        match home {
-            Home::Postgres { url, .. } => fill::checkpoint(url).await,
-            Home::Embedded(_) => Ok(()),
+        if let Home::Postgres { url, .. } = home
+            && !fill::checkpoint(url).await?
+            && !std::mem::replace(&mut self.told, true)
+        {
+            eprintln!(
+                "the database lets this user make no checkpoints: its own fall where they will\n  for steadier figures be a \
+                 superuser, or GRANT pg_checkpoint (PostgreSQL 15)"
+            );
         }
+        Ok(())
     }
 
     async fn measure(&mut self, subjects: &mut [Subject], rows: &mut Rows) -> Result<(), BenchError> {

@@ -3,11 +3,12 @@
 use std::pin::pin;
 
 use ate_store::{Change, Key, MAX_CHANGE_ITEMS, Store};
-use ate_store_postgres::Schema;
+use ate_store_postgres::{Address, Schema};
 use futures::{StreamExt, TryStreamExt, stream};
+use tokio_postgres::Client;
 use tokio_postgres::binary_copy::BinaryCopyInWriter;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, NoTls};
 
 use super::shape::{Cast, KINDS, Shape};
 use crate::BenchError;
@@ -53,8 +54,13 @@ pub(crate) async fn by_copy(url: &str, schema: &Schema, shape: &Shape, actors: u
     client.batch_execute(&format!("VACUUM (FREEZE, ANALYZE) \"{schema}\".records")).await.map_err(failed)
 }
 
-pub(crate) async fn checkpoint(url: &str) -> Result<(), BenchError> {
-    connect(url).await?.batch_execute("CHECKPOINT").await.map_err(failed)
+/// Whether it could be made: not everybody may.
+pub(crate) async fn checkpoint(url: &str) -> Result<bool, BenchError> {
+    match connect(url).await?.batch_execute("CHECKPOINT").await {
+        Ok(()) => Ok(true),
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Ok(false),
+        Err(error) => Err(failed(error)),
+    }
 }
 
 /// Reads the whole index, so that it is in the kernel's cache. Lists read what they show and its part of the index only.
@@ -74,10 +80,40 @@ pub(crate) async fn drop_schema(url: &str, schema: &str) -> Result<(), BenchErro
     connect(url).await?.batch_execute(&format!("DROP SCHEMA IF EXISTS \"{schema}\" CASCADE")).await.map_err(failed)
 }
 
+/// Schemas that are gone with this value, however a run ends.
+#[derive(Debug)]
+pub(crate) struct Schemas {
+    pub(crate) url: String,
+    pub(crate) names: Vec<String>,
+}
+
+impl Drop for Schemas {
+    fn drop(&mut self) {
+        let (url, names) = (self.url.clone(), std::mem::take(&mut self.names));
+        // On a thread of its own: a runtime that is being left can no longer wait for anything.
+        let dropping = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let runtime = runtime.map_err(BenchError::io("start"))?;
+            runtime.block_on(async {
+                for name in &names {
+                    drop_schema(&url, name).await?;
+                }
+                Ok::<_, BenchError>(())
+            })
+        });
+        if let Ok(Err(error)) = dropping.join() {
+            eprintln!("schemas ate_bench_… are still in the database: {error}\n  drop them by hand");
+        }
+    }
+}
+
+/// As the store itself does, so that what is an address there is one here.
 async fn connect(url: &str) -> Result<Client, BenchError> {
-    let (client, connection) = tokio_postgres::connect(url, NoTls).await.map_err(failed)?;
-    // Ends with the client.
-    tokio::spawn(connection);
+    let address: Address = url.parse().map_err(|error| BenchError::refused("read the database's address", error))?;
+    let session = ate_store_postgres::session(&address, "bench").await;
+    let client = session.map_err(|error| BenchError::refused("work on the database", error))?;
+    // The time limits of a store are not for millions of records.
+    client.batch_execute("RESET ALL").await.map_err(failed)?;
     Ok(client)
 }
 
@@ -85,4 +121,21 @@ async fn connect(url: &str) -> Result<Client, BenchError> {
 fn failed(error: tokio_postgres::Error) -> BenchError {
     let said = error.as_db_error().map_or_else(|| error.to_string(), |said| said.message().to_owned());
     BenchError::refused("work on the database", said)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn schemas_are_dropped_with_what_stands_for_them() {
+        let server = ate_testkit_postgres::Server::default();
+        let names = ["ate_bench_1", "ate_bench_2"].map(str::to_owned);
+        for name in &names {
+            server.sql(&format!("CREATE SCHEMA {name} CREATE TABLE records (one int)"));
+        }
+        server.sql("CREATE SCHEMA ate_bench_3");
+        drop(Schemas { url: server.url(), names: names.to_vec() });
+        assert_eq!(server.sql("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'ate_%'"), "ate_bench_3");
+    }
 }

@@ -9,8 +9,9 @@ pub enum Event {
     Bind { lease: Lease, op: OpId, start: Start },
     /// The worker runs it.
     Started { op: OpId },
-    /// The worker could not. The attempt is over, the wish is not.
-    Failed { op: OpId, reason: String },
+    /// The worker could not. The attempt is over, the wish is not. `crashed`: then what it runs has ended by itself, or did not
+    /// come up, and that is counted.
+    Failed { op: OpId, reason: String, crashed: Option<jiff::Timestamp> },
     /// Nobody wishes any more: back to where it was.
     GaveUp { op: OpId },
     /// It is to be saved under the name given.
@@ -72,7 +73,12 @@ impl Actor {
                 self.crashes = None;
                 phase
             }
-            (P::Resuming { lease: Some(lease), op, start, .. }, E::Failed { op: failed, reason }) if op == failed => {
+            (P::Resuming { lease: Some(lease), op, start, .. }, E::Failed { op: failed, reason, crashed })
+                if op == failed =>
+            {
+                if let Some(at) = crashed {
+                    self.crashes = Some(Crashes::after(self.crashes, at, reason.clone()));
+                }
                 effects.push(Effect::FreeWorker(lease));
                 P::Resuming { lease: None, op, start, failure: Some(reason) }
             }

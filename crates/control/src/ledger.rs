@@ -133,7 +133,9 @@ impl Control {
             Event::Stored { .. } => self.counters.stored.one(),
             // The trial of a golden ends so, and nothing is lost by it.
             Event::Lost if !is_golden(&read.value.key) => self.counters.lost.one(),
-            Event::Crashed { .. } if !is_golden(&read.value.key) => self.counters.crashed.one(),
+            Event::Crashed { .. } | Event::Failed { crashed: Some(_), .. } if !is_golden(&read.value.key) => {
+                self.counters.crashed.one();
+            }
             Event::LocalLost { .. } => self.counters.fell_back.one(),
             _ => {}
         }

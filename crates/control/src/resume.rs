@@ -242,7 +242,8 @@ impl Control {
                 return drop(tell.send(Err(refusal)));
             }
         }
-        let event = Event::Failed { op: driver.op, reason: error.to_string() };
+        let crashed = matches!(error, NodeError::Crashed(_)).then(|| self.world.now());
+        let event = Event::Failed { op: driver.op, reason: error.to_string(), crashed };
         let mut settled = self.settle(bound, event, Note::because("ResumeFailed", error.to_string())).await;
         if let (Some(node), Ok(failed)) = (gone_from, &settled) {
             settled = self.fall_back(failed.clone(), node).await;

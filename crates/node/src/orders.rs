@@ -102,6 +102,7 @@ pub(crate) fn from_link(error: LinkError) -> NodeError {
             // The next attempt finds one: see `run_activate`.
             Refusal::NotPrepared => NodeError::Busy,
             Refusal::Captured => NodeError::Failed(refusal.to_string()),
+            Refusal::Crashed(why) => NodeError::Crashed(why),
             Refusal::Failed(why) => NodeError::Failed(why),
         },
     }

@@ -308,6 +308,9 @@ pub enum NodeError {
     /// The order itself cannot be carried out, here or anywhere: the object and the remedy are in the text.
     #[error("{0}")]
     Refused(String),
+    /// What it runs has ended while it started, or was not ready in time.
+    #[error("{0}")]
+    Crashed(String),
     #[error("{0}")]
     Failed(String),
 }

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use ate_name::{ActorUid, Digest, Generation, NodeName, ObjectKey, OpId, SessionId, WorkerUid};
@@ -153,6 +154,8 @@ pub(crate) struct Cluster {
     cuts: Mutex<BTreeSet<(String, NodeName)>>,
     news: Mutex<Vec<tokio::sync::mpsc::Sender<(NodeName, NodeEvent)>>>,
     pub(crate) store: std::sync::OnceLock<Arc<crate::store::Shared>>,
+    /// What actors run ends while it starts.
+    pub(crate) crashes: AtomicBool,
 }
 
 /// What a request meets at a worker.
@@ -177,6 +180,7 @@ impl Cluster {
             cuts: Mutex::default(),
             news: Mutex::default(),
             store: std::sync::OnceLock::new(),
+            crashes: AtomicBool::new(false),
         };
         for n in 0..nodes {
             let node = Node {

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ate_actor::{Actor, Event, Intent, Phase};
@@ -268,7 +269,7 @@ impl Stage {
         let actors = store.all(Kind::Actor).await.into_iter().map(parsed);
         let (actor, record) = actors.into_iter().find(|(actor, _)| actor.key == self.actor).expect("it is there");
         let op = actor.phase.operation().expect("it is being woken");
-        let failed = Event::Failed { op, reason: "simulated".to_owned() };
+        let failed = Event::Failed { op, reason: "simulated".to_owned(), crashed: None };
         let (failed, _) = actor.apply(failed).expect("it is being woken");
         let parsed =
             |record: Record| (serde_json::from_slice::<WorkerRecord>(&record.value).expect("a worker"), record);
@@ -594,6 +595,11 @@ impl Stage {
         let node = self.node().await;
         self.simulation.cluster.end_sandbox(&node, ate_orders::Exit::Code(1));
         self.until_suspended().await;
+    }
+
+    /// From here on whatever is woken ends while it starts, or no longer does.
+    pub fn crash_at_start(&self, crashes: bool) {
+        self.simulation.cluster.crashes.store(crashes, Ordering::Relaxed);
     }
 
     /// Limits what its atespace may do.

@@ -232,6 +232,24 @@ fn a_restart_that_is_cut_off_is_completed_by_another_replica() {
 }
 
 #[test]
+fn an_actor_that_crashes_while_it_starts_is_woken_ever_more_rarely() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await);
+        stage.kill_first();
+        stage.crash_at_start(true);
+        for _ in 0..2 {
+            let failed = stage.refusal().await.expect("it does not come up");
+            assert!(!failed.text.contains("in a row"), "{failed}");
+        }
+        let refused = stage.refusal().await.expect("it is left alone");
+        assert!(refused.text.contains("2 times in a row") && refused.text.contains("before it was ready"), "{refused}");
+        stage.crash_at_start(false);
+        stage.sleep(1).await;
+        assert_eq!(stage.count().await, 2);
+    });
+}
+
+#[test]
 fn an_actor_that_crashes_again_and_again_is_woken_ever_more_rarely() {
     play(async |stage: &Stage| {
         // Clocks of replicas disagree by minutes here; one of them is enough to see pauses of seconds.

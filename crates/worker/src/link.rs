@@ -169,8 +169,17 @@ pub enum Refusal {
     /// The actor is alive and well, it only could not be saved.
     #[error("the actor could not be saved and runs on: {0}")]
     NotSaved(String),
+    /// What it runs has ended, or was not ready in time.
+    #[error("{0}")]
+    Crashed(String),
     #[error("{0}")]
     Failed(String),
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        Self::Failed(why)
+    }
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -350,12 +350,12 @@ impl Worker {
             Err(error) => {
                 warm.remove().await;
                 self.slot.lock().taken = false;
-                Err(Refusal::Failed(error))
+                Err(error)
             }
         }
     }
 
-    async fn bring_up(&self, activate: &Activate, warm: &WarmBox, fds: Vec<OwnedFd>) -> Result<Phases, String> {
+    async fn bring_up(&self, activate: &Activate, warm: &WarmBox, fds: Vec<OwnedFd>) -> Result<Phases, Refusal> {
         let mut phases = Phases::start();
         let mut fds = fds.into_iter();
         let mut next = |what: &str| fds.next().ok_or_else(|| format!("the node sent no {what}"));
@@ -368,7 +368,7 @@ impl Worker {
         };
         if data {
             let file = File::from(next("archive")?);
-            let durable = warm.place.durable.clone().ok_or("the box has no durable directory")?;
+            let durable = warm.place.durable.clone().ok_or_else(|| "the box has no durable directory".to_owned())?;
             let filled = tokio::task::spawn_blocking(move || durable.fill(file)).await;
             filled
                 .map_err(|error| error.to_string())?
@@ -397,12 +397,14 @@ impl Worker {
     }
 
     /// Waits for what the node wants to see; that is nothing after a restore, since what was saved was running.
-    async fn come_up(&self, activate: &Activate, warm: &WarmBox, phases: &mut Phases) -> Result<(), String> {
+    async fn come_up(&self, activate: &Activate, warm: &WarmBox, phases: &mut Phases) -> Result<(), Refusal> {
         if !activate.readyz.is_empty() {
             self.events.send(Event::Started);
             tokio::select! {
-                up = ready::all(&activate.readyz) => up?,
-                exit = warm.sandbox.ended() => return Err(format!("it ended before it was ready: {exit}")),
+                up = ready::all(&activate.readyz) => up.map_err(Refusal::Crashed)?,
+                exit = warm.sandbox.ended() => {
+                    return Err(Refusal::Crashed(format!("it ended before it was ready: {exit}")));
+                }
             }
             phases.mark("ready");
         }

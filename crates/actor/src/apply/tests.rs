@@ -116,7 +116,7 @@ fn a_failed_start_stays_visible_without_holding_a_worker() {
         .apply(Event::Bind { lease: lease(1), op: op(1), start: Start::Newest })
         .unwrap()
         .0
-        .apply(Event::Failed { op: op(1), reason: "no".into() })
+        .apply(Event::Failed { op: op(1), reason: "no".into(), crashed: None })
         .unwrap();
     assert_eq!(failed.phase.status(), Status::Resuming);
     assert_eq!(failed.lease(), None);
@@ -134,7 +134,7 @@ fn a_restart_is_wished_for_until_a_wake_has_fulfilled_it() {
     let wished = walk(running(), [Event::Restart, Event::Lost, bind(2)]);
     assert_eq!((start(&wished), wished.fresh), (Some(Start::Fresh), true));
     // A wake that fails has not fulfilled it; the next one does.
-    let failed = walk(wished, [Event::Failed { op: op(2), reason: "no".into() }, bind(3)]);
+    let failed = walk(wished, [Event::Failed { op: op(2), reason: "no".into(), crashed: None }, bind(3)]);
     assert_eq!((start(&failed), failed.fresh), (Some(Start::Fresh), true));
     let done = walk(failed, [Event::Started { op: op(3) }]);
     assert!(!done.fresh);
@@ -159,6 +159,11 @@ fn crashes_in_a_row_are_counted_until_a_snapshot_or_a_restart() {
     assert_eq!(walk(twice.clone(), [Event::Restart]).crashes, None);
     let lost = walk(walk(twice, wake(3)), [Event::Lost]);
     assert_eq!(lost.crashes.clone().map(|crashes| crashes.count), Some(2), "the loss of a worker says nothing");
+    let failed = |crashed| Event::Failed { op: op(3), reason: "not ready".into(), crashed };
+    let bound = walk(lost.clone(), [wake(3)[0].clone()]);
+    let counted = |event| walk(bound.clone(), [event]).crashes.map(|crashes| (crashes.count, crashes.reason));
+    assert_eq!(counted(failed(Some(jiff::Timestamp::UNIX_EPOCH))), Some((3, "not ready".into())), "at its start, too");
+    assert_eq!(counted(failed(None)), Some((2, "exit 2".into())), "what the node could not do says nothing");
     let saved = walk(
         walk(lost, wake(4)),
         [
@@ -173,7 +178,7 @@ fn crashes_in_a_row_are_counted_until_a_snapshot_or_a_restart() {
 #[test]
 fn news_of_another_operation_is_refused() {
     let resuming = walk(actor(), [Event::Bind { lease: lease(1), op: op(1), start: Start::Newest }]);
-    for late in [Event::Started { op: op(9) }, Event::Failed { op: op(9), reason: String::new() }] {
+    for late in [Event::Started { op: op(9) }, Event::Failed { op: op(9), reason: String::new(), crashed: None }] {
         assert_eq!(resuming.clone().apply(late), Err(Refused));
     }
     let suspending = walk(running(), [Event::Save { op: op(2), intent: Intent::Suspend, snapshot: snapshot(1) }]);
@@ -208,7 +213,7 @@ fn any_event() -> impl Strategy<Value = Event> {
     prop_oneof![
         (0..4u8, 0..4u8).prop_map(|(l, o)| Event::Bind { lease: lease(l), op: op(o), start: Start::Newest }),
         (0..4u8).prop_map(|o| Event::Started { op: op(o) }),
-        (0..4u8).prop_map(|o| Event::Failed { op: op(o), reason: "x".into() }),
+        (0..4u8).prop_map(|o| Event::Failed { op: op(o), reason: "x".into(), crashed: None }),
         (0..4u8).prop_map(|o| Event::GaveUp { op: op(o) }),
         (0..4u8, intent, 0..4u8).prop_map(|(o, intent, s)| Event::Save { op: op(o), intent, snapshot: snapshot(s) }),
         (0..4u8).prop_map(|o| Event::Kept { op: op(o) }),

@@ -1,6 +1,7 @@
 //! The orders that nodes are given, and how each is carried out: as the node proper does it, with all that can come between.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 
 use ate_name::{ActorUid, Digest, Generation, NodeName, OpId, WorkerUid};
 use ate_orders::{
@@ -118,6 +119,9 @@ impl Cluster {
             (worker.taken, worker.arriving, worker.restoring) = (false, None, false);
             if worker.has_ended(&order.identity) {
                 return Err(NodeError::Stale);
+            }
+            if self.crashes.load(Ordering::Relaxed) {
+                return Err(NodeError::Crashed("simulated: it ended before it was ready".into()));
             }
             if fails {
                 return Err(NodeError::Failed("simulated".into()));

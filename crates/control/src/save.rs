@@ -22,6 +22,9 @@ use crate::{Code, Control, ControlError};
 /// A sandbox that its node cannot end by then is left to the comparisons.
 const DISCARDED_WITHIN: Duration = Duration::from_secs(30);
 
+/// So long a server that stops waits for durable storage; what is not there by then is uploaded by the next start.
+const DURABLE_WITHIN: Duration = Duration::from_secs(10);
+
 /// So often a node that is fine is told to store an image, a quarter of an hour each, and does not say that it is done. The
 /// largest take hours; a disk that never comes to an end must not keep the actor for ever.
 const STORES_GIVEN: u32 = 16;
@@ -138,8 +141,8 @@ impl Control {
                 failed.push((assignee.key, worker.lease.worker, error));
             }
         }
-        // What is on the disk is safe here; what is not durable by then is uploaded by the next start.
-        let deadline = Instant::now() + self.settings.park;
+        // What is on the disk is safe here.
+        let deadline = Instant::now() + DURABLE_WITHIN;
         for saved in uploading {
             let _ = tokio::time::timeout_at(deadline, saved.durable(self)).await;
         }

@@ -144,6 +144,11 @@ async fn what_cannot_be_uploaded_is_kept_and_woken_from_and_uploaded_later() {
     machine.kill().await;
     machine.restart().await;
     assert_eq!(machine.actor("space", "a").await.status().as_str_name(), "STATUS_PAUSED");
+    assert_eq!(machine.count("space", "a").await.memory, 4);
+    // Nor does a machine that stops wait for it for ever.
+    machine.stop().await;
+    machine.restart().await;
+    assert_eq!(machine.actor("space", "a").await.status().as_str_name(), "STATUS_SUSPENDED");
     std::fs::remove_file(filler).expect("removed");
     let durable = || async {
         let history = machine.history("space", "a").await;
@@ -155,7 +160,7 @@ async fn what_cannot_be_uploaded_is_kept_and_woken_from_and_uploaded_later() {
     std::fs::remove_dir_all(machine.data().join("node/snapshots")).expect("removed");
     machine.restart().await;
     let reply = machine.count("space", "a").await;
-    assert_eq!((reply.memory, reply.file), (4, 4), "{reply:?}");
+    assert_eq!((reply.memory, reply.file), (5, 5), "{reply:?}");
     machine.stop().await;
 }
 

@@ -94,7 +94,7 @@ impl Control {
                 *self.deaf_until.lock() = Some(Instant::now());
                 tracing::error!(%node, told, heard, "the store has lost commits that were acknowledged");
                 return Err(ControlError::precondition(format!(
-                    "the store has lost commits: it heard node {node} {heard} times, and has told it of {told}\n  stop every replica, then go on with what is left as with a backup: ate store backup, ate store restore --replace\n  if the store is a new one, start the node on a new data directory"
+                    "the store has lost commits: it heard node {node} {heard} times, and has told it of {told}\n  stop every replica, then go on with what is left as with a backup: ate store backup --accept-loss, ate store restore --replace\n  if the store is a new one, start the node on a new data directory"
                 )));
             }
             let record = match &known {

@@ -60,6 +60,15 @@ async fn actors_of_a_lost_node_go_on_elsewhere_and_it_does_no_harm_when_it_comes
     let socket = cluster.data(&lost).join("node/workers").join(&worker.worker_pod_uid).join("link/ingress.sock");
     let uid = client.uid("space", "a").await;
     assert!(verdict(&socket, &uid, before.generation).await.is_ok(), "whoever knows where it is can meet it");
+    // Nobody meets it by another name or number, though it runs and its worker may serve it.
+    let foreign = ActorUid::from_random([7; 16]).to_string();
+    for (uid, generation) in
+        [(&uid, before.generation + 1), (&uid, before.generation - 1), (&foreign, before.generation)]
+    {
+        let met = verdict(&socket, uid, generation).await;
+        assert!(matches!(met, Err(PrefaceError::Stale)), "{uid} at {generation}: {met:?}");
+    }
+    assert!(verdict(&socket, &uid, before.generation).await.is_ok(), "it was there all the while");
 
     // Its workers live, but nobody renews their lease.
     cluster.kill(&lost).await;

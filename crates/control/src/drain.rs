@@ -119,7 +119,7 @@ impl Control {
             let Some(assignee) = Read::<WorkerRecord>::decode(record)?.value.assigned else { return Ok(()) };
             let settled = self.settled(&assignee.key, Instant::now() + self.settings.park).await?;
             if matches!(settled.actor.phase, Phase::Running { .. }) {
-                match self.save_actor(&assignee.key, Intent::Suspend).await {
+                match self.save_because(&assignee.key, Intent::Suspend, "its worker is to go").await {
                     Ok(_) => continue,
                     Err(error) => {
                         tracing::warn!(actor = %assignee.key, %error, "an actor does not leave a worker that is to go");

@@ -60,7 +60,7 @@ impl Control {
     async fn saved(self: &Arc<Self>, key: &ActorKey) -> Result<Actor, ControlError> {
         let settled = self.settled(key, tokio::time::Instant::now() + self.settings.park).await?;
         match settled.actor.phase {
-            Phase::Running { .. } => Ok(self.save_actor(key, Intent::Suspend).await?.actor),
+            Phase::Running { .. } => Ok(self.save_because(key, Intent::Suspend, "to be forked").await?.actor),
             Phase::Suspended | Phase::Paused => Ok(settled.actor),
             Phase::Resuming { .. } | Phase::Suspending { .. } | Phase::Saving { .. } => {
                 Err(ControlError::in_progress())

@@ -56,6 +56,16 @@ impl Saved {
 impl Control {
     /// Suspends (durable) or pauses (on the node) an actor and waits until that is so.
     pub async fn save_actor(self: &Arc<Self>, key: &ActorKey, intent: Intent) -> Result<Versioned, ControlError> {
+        self.save_because(key, intent, "asked for").await
+    }
+
+    /// The same for a reason of the control plane's own, which its history tells.
+    pub(crate) async fn save_because(
+        self: &Arc<Self>,
+        key: &ActorKey,
+        intent: Intent,
+        why: &'static str,
+    ) -> Result<Versioned, ControlError> {
         let mut read = self.actor(key).await?;
         if matches!(read.value.phase, Phase::Resuming { lease: Some(_), .. }) {
             // Whoever asks may have had an answer from the actor already: to them it runs.
@@ -82,7 +92,7 @@ impl Control {
             let (control, generation) = (Arc::clone(self), read.value.generation);
             let (tell, told) = tokio::sync::oneshot::channel();
             self.tasks.spawn(async move {
-                let saved = match control.save(read, intent, "asked for").await {
+                let saved = match control.save(read, intent, why).await {
                     // Whoever asks for a suspend is promised a durable one. Meanwhile the actor can be woken from what is there.
                     Ok(saved) if intent == Intent::Suspend => saved.durable(&control).await,
                     saved => saved.map(|saved| saved.read),
@@ -133,7 +143,7 @@ impl Control {
             self.settled(&assignee.key, deadline).await?;
             let saved = match self.actor(&assignee.key).await {
                 Ok(read) if matches!(read.value.phase, Phase::Running { .. }) => {
-                    self.save(read, Intent::Suspend, "asked for").await.map(|saved| uploading.push(saved))
+                    self.save(read, Intent::Suspend, "the server stops").await.map(|saved| uploading.push(saved))
                 }
                 other => other.map(drop),
             };

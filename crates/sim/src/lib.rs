@@ -12,6 +12,7 @@
 mod clients;
 mod cluster;
 mod dice;
+mod panics;
 mod process;
 mod replica;
 pub mod scenario;
@@ -109,6 +110,7 @@ async fn simulate(seed: u64) -> Outcome {
 
 impl Simulation {
     fn new(seed: u64, actors: usize) -> Self {
+        panics::listen();
         let world = World::new(seed, Weather::default());
         let cluster = Cluster::new(Arc::clone(&world), 2 + world.dice.below(2), 2);
         let store = Shared::new(Arc::clone(&world));
@@ -132,6 +134,9 @@ impl Simulation {
             self.world.broken(contradiction.to_string());
             Default::default()
         });
+        for panic in panics::heard() {
+            self.world.broken(panic);
+        }
         let lasted = Duration::from_micros(self.world.micros());
         Outcome { seed, broken: self.world.verdict(), trace: self.world.trace(), examined, lasted }
     }
@@ -434,4 +439,29 @@ async fn keep_node(world: Arc<World>, cluster: Arc<Cluster>, clients: Arc<Client
 fn simulated<T>(what: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     runtime.expect("a runtime needs nothing").block_on(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use ate_name::ActorKey;
+
+    use super::*;
+
+    /// What is found if something is done that the control plane never does, to one running actor.
+    fn found(what: impl AsyncFnOnce(&Simulation, &ActorKey)) -> String {
+        simulated(async {
+            let simulation = Simulation::new(1, 1);
+            simulation.start_replica();
+            simulation.keep_nodes();
+            simulation.furnish().await;
+            what(&simulation, &simulation.clients.actors[0]).await;
+            simulation.outcome(1).broken.expect("it is found").0
+        })
+    }
+
+    #[test]
+    fn a_task_that_panics_is_found() {
+        let found = found(async |_, _| drop(tokio::spawn(async { panic!("simulated") }).await));
+        assert!(found.contains("simulated"), "{found}");
+    }
 }

@@ -72,9 +72,14 @@ fn many(seeds: u64, first: u64, stop: bool) {
                     if seed >= first + seeds || (stop && failed.load(Ordering::Relaxed) > 0) {
                         return;
                     }
-                    if let Some(broken) = ate_sim::run(seed).broken {
+                    // A panic of the simulation itself has told what it is; of which seed, it cannot.
+                    let broken = match std::panic::catch_unwind(|| ate_sim::run(seed)) {
+                        Ok(outcome) => outcome.broken.map(|broken| broken.0),
+                        Err(_) => Some("it panicked".to_owned()),
+                    };
+                    if let Some(broken) = broken {
                         failed.fetch_add(1, Ordering::Relaxed);
-                        eprintln!("seed {seed}: {}\n  reproduce: make sim SEED={seed}", broken.0);
+                        eprintln!("seed {seed}: {broken}\n  reproduce: make sim SEED={seed}");
                     }
                     let done = done.fetch_add(1, Ordering::Relaxed) + 1;
                     if done.is_multiple_of(TELL_EVERY) {

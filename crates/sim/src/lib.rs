@@ -226,7 +226,8 @@ impl Simulation {
         let quota = Quota {
             actors: few(self.clients.actors.len(), 3),
             running: few(1, 4),
-            snapshot_bytes: None,
+            // More than everybody at rest has, who must be able to wake.
+            snapshot_bytes: if self.world.dice.happens(500) { few(9_000, 6_000) } else { None },
             wakes_per_second: if self.world.dice.happens(500) { few(1, 4) } else { None },
         };
         let space = &self.clients.actors[0].atespace;
@@ -444,6 +445,7 @@ fn simulated<T>(what: impl Future<Output = T>) -> T {
 #[cfg(test)]
 mod tests {
     use ate_name::ActorKey;
+    use ate_store::{Change, Key};
 
     use super::*;
 
@@ -459,9 +461,37 @@ mod tests {
         })
     }
 
+    fn key_of(actor: &ActorKey) -> Key {
+        Key::new(Kind::Actor, [actor.atespace.as_str(), actor.name.as_str()]).expect("names are segments")
+    }
+
     #[test]
     fn a_task_that_panics_is_found() {
         let found = found(async |_, _| drop(tokio::spawn(async { panic!("simulated") }).await));
         assert!(found.contains("simulated"), "{found}");
+    }
+
+    #[test]
+    fn what_is_deleted_while_somebody_refers_to_it_is_found() {
+        let worker = found(async |simulation, actor| {
+            let change = Change::new().delete(key_of(actor));
+            simulation.store.commit(&simulation.cluster, change).await.expect("memory does not fail");
+        });
+        assert!(worker.contains("still assigned to it"), "{worker}");
+        let holder = found(async |simulation, actor| {
+            let actor = simulation.store.actor(actor).await.expect("it is there");
+            let worker = actor.lease().expect("it runs").worker.to_string();
+            let change = Change::new().delete(Key::new(Kind::Worker, [worker]).expect("a uid is a segment"));
+            simulation.store.commit(&simulation.cluster, change).await.expect("memory does not fail");
+        });
+        assert!(holder.contains("still holds it"), "{holder}");
+        let under_way = found(async |simulation, actor| {
+            simulation.clients.living()[0].control.save_actor(actor, ate_actor::Intent::Pause).await.expect("paused");
+            let actor = simulation.store.actor(actor).await.expect("it is there");
+            let op = actor.pending().next().expect("it is being uploaded").to_string();
+            let change = Change::new().delete(Key::new(Kind::Operation, [op]).expect("a uid is a segment"));
+            simulation.store.commit(&simulation.cluster, change).await.expect("memory does not fail");
+        });
+        assert!(under_way.contains("nobody will bring to an end"), "{under_way}");
     }
 }

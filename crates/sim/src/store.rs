@@ -10,7 +10,7 @@ use ate_control::{Check, Finding, HistoryEntry, NodeRecord, Quota, Template, Wor
 use ate_name::{ActorKey, Generation, NodeName};
 use ate_store::{
     Change, CommitError, Committed, Entry, Fault, FeedLimits, Key, Kind, MemoryStore, Page, Prefix, Record, Revision,
-    Store, Watch, WatchError, Write,
+    Store, Watch, WatchError, Write, number,
 };
 use futures::StreamExt as _;
 use parking_lot::Mutex;
@@ -99,25 +99,24 @@ impl Shared {
         records.iter().map(|record| serde_json::from_slice(&record.value).expect("a worker")).collect()
     }
 
-    async fn commit(&self, cluster: &Cluster, change: Change) -> Result<Committed, CommitError> {
-        let puts: Vec<(Key, Vec<u8>)> = change
-            .writes
-            .iter()
-            .filter_map(|write| match write {
-                Write::Put(key, value) => Some((key.clone(), value.to_vec())),
-                Write::Delete(_) | Write::Add { .. } => None,
-            })
-            .collect();
+    pub(crate) async fn commit(&self, cluster: &Cluster, change: Change) -> Result<Committed, CommitError> {
+        let writes = change.writes.clone();
         let committed = self.memory.commit(change).await?;
-        if puts.iter().any(|(key, _)| key.kind() == Kind::Actor) {
-            self.check_quota().await;
-        }
-        for (key, value) in puts {
+        self.check_quota(&writes).await;
+        for write in &writes {
+            let (key, value) = match write {
+                Write::Put(key, value) => (key, value),
+                Write::Delete(key) => {
+                    self.check_deleted(key).await;
+                    continue;
+                }
+                Write::Add { .. } => continue,
+            };
             match key.kind() {
-                Kind::Actor => self.check_actor(cluster, &serde_json::from_slice(&value).expect("an actor")).await,
-                Kind::Worker => self.check_worker(&serde_json::from_slice(&value).expect("a worker")).await,
+                Kind::Actor => self.check_actor(cluster, &serde_json::from_slice(value).expect("an actor")).await,
+                Kind::Worker => self.check_worker(&serde_json::from_slice(value).expect("a worker")).await,
                 Kind::History => {
-                    let entry: HistoryEntry = serde_json::from_slice(&value).expect("an entry");
+                    let entry: HistoryEntry = serde_json::from_slice(value).expect("an entry");
                     if !entry.detail.is_empty() {
                         self.world.say(format_args!("  because: {} ({})", entry.detail, entry.event));
                     }
@@ -128,20 +127,89 @@ impl Shared {
         Ok(committed)
     }
 
-    async fn check_quota(&self) {
-        let Quota { actors: most, running: most_running, .. } = *self.quota.lock();
-        if most.is_none() && most_running.is_none() {
+    /// What counts is what there is: the numbers that the control plane keeps are its own.
+    async fn check_quota(&self, writes: &[Write]) {
+        let quota = *self.quota.lock();
+        let put: Vec<Actor> = writes
+            .iter()
+            .filter_map(|write| match write {
+                Write::Put(key, value) if key.kind() == Kind::Actor => serde_json::from_slice(value).ok(),
+                _ => None,
+            })
+            .filter(is_limited)
+            .collect();
+        if put.is_empty() || quota.is_unlimited() {
             return;
         }
         let actors = self.actors().await;
-        let actors = actors.iter().filter(|actor| actor.key.atespace.as_str() == SPACE);
-        let (mut count, mut running) = (0, 0);
-        for actor in actors {
+        let (mut count, mut running, mut bytes) = (0, 0, 0);
+        for actor in actors.iter().filter(|actor| is_limited(actor)) {
             count += 1;
             running += u64::from(actor.lease().is_some());
+            bytes += snapshot_bytes(actor);
         }
-        if most.is_some_and(|most| count > most) || most_running.is_some_and(|most| running > most) {
+        let passed = |most: Option<u64>, count: u64| most.is_some_and(|most| count > most);
+        if passed(quota.actors, count) || passed(quota.running, running) {
             self.world.broken(format!("a quota is passed: {count} actors, {running} of them running"));
+        }
+        let known = |actor: &Actor| self.generations.lock().get(&actor.uid.to_string()).copied();
+        let wakes = put.iter().any(|actor| known(actor).is_some_and(|known| known < actor.generation));
+        let forked = put.iter().any(|actor| known(actor).is_none() && snapshot_bytes(actor) > 0);
+        // A save is never refused.
+        if (wakes || forked) && passed(quota.snapshot_bytes, bytes) {
+            self.world.broken(format!("a quota is passed: somebody is woken or forked beside {bytes} bytes"));
+        }
+        if let Some(rate) = quota.wakes_per_second.filter(|_| wakes) {
+            self.check_pace(rate, writes).await;
+        }
+    }
+
+    /// A wake takes its part of a second, and none is more than a second ahead of the clock of whoever began it. That is as much
+    /// as can be said where clocks differ by minutes: a pace that is far ahead of another clock is begun anew.
+    async fn check_pace(&self, rate: u64, writes: &[Write]) {
+        let key = Key::new(Kind::Count, [SPACE, "wakes"]).expect("names are segments");
+        let paced = writes.iter().find_map(|write| match write {
+            Write::Add { key: added, by, from } if *added == key => Some((*by, *from)),
+            _ => None,
+        });
+        let Some((by, from)) = paced else {
+            return self.world.broken("a quota is passed: a wake is not counted");
+        };
+        let record = self.memory.get(&key).await.expect("memory does not fail");
+        let pace = number(record.as_ref()).expect("a number");
+        if u64::try_from(by).ok() != Some(SECOND / rate) || pace > from + SECOND {
+            self.world.broken(format!("a quota is passed: wakes are {} µs ahead", pace.saturating_sub(from)));
+        }
+    }
+
+    /// Nobody refers to what is gone.
+    async fn check_deleted(&self, key: &Key) {
+        let broken = |what: String| self.world.broken(format!("{what}: {key} is deleted"));
+        let named = |of: &dyn std::fmt::Display| of.to_string() == key.path();
+        match key.kind() {
+            Kind::Actor => {
+                for worker in self.workers().await {
+                    let assigned = worker.assigned.filter(|assignee| named(&assignee.key));
+                    if assigned.is_some() {
+                        broken(format!("worker {} is still assigned to it", worker.lease.pod));
+                    }
+                }
+            }
+            Kind::Worker => {
+                for actor in self.actors().await {
+                    if actor.lease().is_some_and(|lease| named(&lease.worker)) {
+                        broken(format!("its actor still holds it, {}", describe(&actor)));
+                    }
+                }
+            }
+            Kind::Operation => {
+                for actor in self.actors().await {
+                    if actor.pending().any(|op| named(&op)) {
+                        broken(format!("nobody will bring to an end {}", describe(&actor)));
+                    }
+                }
+            }
+            _ => {}
         }
     }
 
@@ -208,6 +276,19 @@ impl Shared {
                 .broken(format!("worker {} is assigned to {} which does not hold it", worker.lease.pod, assignee.key));
         }
     }
+}
+
+const SECOND: u64 = 1_000_000;
+
+/// Whether its atespace has a quota, if one has.
+fn is_limited(actor: &Actor) -> bool {
+    actor.key.atespace.as_str() == SPACE
+}
+
+fn snapshot_bytes(actor: &Actor) -> u64 {
+    let snapshots: BTreeMap<_, _> =
+        actor.references().map(|snapshot| (&snapshot.prefix, snapshot.stored_bytes)).collect();
+    snapshots.values().sum()
 }
 
 /// An actor in a line of the trace.

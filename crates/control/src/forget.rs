@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ate_actor::Actor;
-use ate_name::{ActorUid, OpId};
+use ate_name::{ActorUid, NodeName, OpId};
 use ate_orders::NodeError;
 use ate_store::Change;
 
@@ -63,7 +63,10 @@ impl Control {
                 continue;
             };
             match self.nodes.forget_snapshots(&to, forget.gone, forget.prefixes.clone()).await {
-                Ok(()) => break,
+                Ok(()) => {
+                    self.tell_others(&to, forget.gone);
+                    break;
+                }
                 // Its disk is gone with it; what is in durable storage can be removed by any.
                 Err(NodeError::UnknownNode(_)) => node = None,
                 // Should it come back, what only it has is found there.
@@ -76,6 +79,21 @@ impl Control {
             self.forget_history(gone).await?;
         }
         self.close(driver.op).await
+    }
+
+    /// What an actor has printed is wherever it has been: others are told as well, once. On those that do not hear it, it goes when
+    /// it is old.
+    fn tell_others(self: &Arc<Self>, told: &NodeName, gone: Option<ActorUid>) {
+        let Some(gone) = gone else { return };
+        let nodes: BTreeSet<NodeName> = self.fleet.lock().iter().map(|worker| worker.lease.node.clone()).collect();
+        let (away, hanging) = self.nodes.too_silent();
+        let deaf: BTreeSet<NodeName> = away.into_iter().chain(hanging).chain([told.clone()]).collect();
+        for node in nodes.difference(&deaf).cloned() {
+            let control = Arc::clone(self);
+            self.tasks.spawn(async move {
+                let _ = control.nodes.forget_snapshots(&node, Some(gone), Vec::new()).await;
+            });
+        }
     }
 
     async fn forget_history(&self, uid: ActorUid) -> Result<(), ControlError> {

@@ -132,6 +132,8 @@ struct Node {
     full: bool,
     busy: BTreeSet<String>,
     forgotten: Recent<String>,
+    /// Actors that it was told are gone, and so is what they printed here.
+    told_gone: BTreeSet<ActorUid>,
     /// Saves that were called off or did not come about, and what was said of them.
     kept: BTreeMap<OpId, NodeError>,
     /// Nobody reaches it, and it reaches nobody.
@@ -197,6 +199,7 @@ impl Cluster {
                 full: false,
                 busy: BTreeSet::new(),
                 forgotten: Recent::default(),
+                told_gone: BTreeSet::new(),
                 kept: BTreeMap::new(),
                 cut_off: false,
                 gone: false,
@@ -227,6 +230,12 @@ impl Cluster {
 
     pub(crate) fn names(&self) -> Vec<NodeName> {
         self.nodes.lock().keys().cloned().collect()
+    }
+
+    /// Those that were told that an actor is gone.
+    pub(crate) fn told_gone(&self, actor: ActorUid) -> Vec<NodeName> {
+        let nodes = self.nodes.lock();
+        nodes.iter().filter(|(_, node)| node.told_gone.contains(&actor)).map(|(name, _)| name.clone()).collect()
     }
 
     /// News from every node from here on.

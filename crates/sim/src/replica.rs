@@ -306,13 +306,13 @@ impl Nodes for NodesWire {
         Ok(())
     }
 
-    async fn forget(&self, node: &NodeName, _: Option<ActorUid>, prefixes: Vec<String>) -> Result<(), NodeError> {
+    async fn forget(&self, node: &NodeName, gone: Option<ActorUid>, prefixes: Vec<String>) -> Result<(), NodeError> {
         self.process.point("before", "forget").await;
         self.send(node).await?;
         let referred = self.store.referred().await;
         let carry_out = |cluster: Arc<Cluster>| {
             let (node, prefixes, referred) = (node.clone(), prefixes.clone(), referred.clone());
-            async move { cluster.forget(&node, &prefixes, &referred).await }
+            async move { cluster.forget(&node, gone, &prefixes, &referred).await }
         };
         let answer = self.give(carry_out).await;
         self.process.point("after", "forget").await;

@@ -214,7 +214,7 @@ impl Stage {
         let Simulation { cluster, .. } = &self.simulation;
         for node in self.nodes() {
             let copies = cluster.only_on(&node).into_iter().filter(|prefix| prefix.contains("/copy/"));
-            cluster.forget(&node, &copies.collect::<Vec<_>>(), &BTreeSet::new()).await.expect("it is reached");
+            cluster.forget(&node, None, &copies.collect::<Vec<_>>(), &BTreeSet::new()).await.expect("it is reached");
         }
     }
 
@@ -474,6 +474,15 @@ impl Stage {
 
     pub fn nodes(&self) -> Vec<NodeName> {
         self.simulation.cluster.names()
+    }
+
+    /// Waits until every node has been told that an actor is gone.
+    pub async fn until_all_are_told_gone(&self, actor: ActorUid) {
+        let until = tokio::time::Instant::now() + CALM;
+        while self.simulation.cluster.told_gone(actor) != self.nodes() {
+            assert!(tokio::time::Instant::now() < until, "{}\nnever told", self.simulation.world.trace());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     pub fn kill_node(&self, node: &NodeName) {

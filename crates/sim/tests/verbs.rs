@@ -98,6 +98,15 @@ fn an_actor_is_deleted_by_force_whatever_it_is_doing() {
 }
 
 #[test]
+fn every_node_is_told_of_an_actor_that_is_gone() {
+    play(async |stage: &Stage| {
+        let uid = stage.actor().await.expect("it runs").uid;
+        assert!(stage.suspend().await && stage.delete().await);
+        stage.until_all_are_told_gone(uid).await;
+    });
+}
+
+#[test]
 fn a_delete_by_force_is_done_or_not_and_its_audit_with_it() {
     for (point, done) in
         [("before commit of deleted", false), ("after commit of deleted", true), ("before forget", true)]

@@ -398,10 +398,15 @@ impl Cluster {
     pub(crate) async fn forget(
         &self,
         name: &NodeName,
+        gone: Option<ActorUid>,
         prefixes: &[String],
         referred: &BTreeSet<String>,
     ) -> Result<(), NodeError> {
         let life = self.arrive(name).await?;
+        self.on(name, life, |node| {
+            node.told_gone.extend(gone);
+            Ok(())
+        })?;
         for prefix in prefixes {
             while !self.on(name, life, |node| Ok(node.busy.insert(prefix.clone())))? {
                 self.world.pass().await;

@@ -1,13 +1,14 @@
 //! Clients that count and suspend, and write down what they saw. Requests are sent when their time has come, whatever has
 //! become of those before.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use ate_testkit::{Client, Cluster, Reply};
-use ate_witness::{Seen, What};
+use ate_witness::{Asks, Line, Seen, Told, What, covers};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -18,8 +19,12 @@ use tokio_util::task::TaskTracker;
 
 use crate::ATESPACE;
 
-/// How long a client waits for its answer: longer than a wake may take after a node was lost.
+/// How long a client waits for its answer: longer than a wake may take after a node was lost. No request may be without one
+/// for so long, if it is only that there is none now.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+
+/// A suspend that was not acknowledged may still begin for so long: its replica stood still, or its commit was under way.
+const BEGUN_LATE: Duration = Duration::from_secs(60);
 
 /// Between requests to one actor, and between suspends that somebody asks for.
 const REQUESTS: std::ops::Range<Duration> = Duration::from_millis(100)..Duration::from_millis(2500);
@@ -32,6 +37,9 @@ pub(crate) struct Traffic {
     router: u16,
     begun: Instant,
     seen: Mutex<Vec<Seen>>,
+    /// Answers that cannot be, and requests without any.
+    wrong: Mutex<Vec<String>>,
+    asks: Mutex<Asks>,
     refused_suspends: AtomicUsize,
 }
 
@@ -42,6 +50,8 @@ impl Traffic {
             router: cluster.router_port(0),
             begun: Instant::now(),
             seen: Mutex::default(),
+            wrong: Mutex::default(),
+            asks: Mutex::default(),
             refused_suspends: AtomicUsize::new(0),
         }
     }
@@ -52,6 +62,10 @@ impl Traffic {
 
     pub(crate) fn seen(&self) -> Vec<Seen> {
         self.seen.lock().clone()
+    }
+
+    pub(crate) fn wrong(&self) -> Vec<String> {
+        self.wrong.lock().clone()
     }
 
     fn now(&self) -> u64 {
@@ -95,29 +109,89 @@ impl Traffic {
     /// One count; `None` if there was no answer.
     pub(crate) async fn count(&self, actor: &str) -> Option<Reply> {
         let begun = self.now();
-        let asked = tokio::time::timeout(ANSWER_WITHIN, post(self.router, actor)).await;
-        let reply = asked.ok().and_then(Result::ok).flatten();
+        let wrong = |what: String| self.wrong.lock().push(format!("{actor}, asked at {begun}: {what}"));
+        let reply = match tokio::time::timeout(ANSWER_WITHIN, post(self.router, actor)).await {
+            Ok(answer) => read(actor, &answer.unwrap_or_default()).unwrap_or_else(|what| {
+                wrong(what);
+                None
+            }),
+            Err(_) => {
+                wrong(format!("not even an error within {ANSWER_WITHIN:?}"));
+                None
+            }
+        };
         let what = reply.as_ref().map_or(What::Unanswered, |reply| What::Answered {
             generation: reply.generation,
-            nonce: u64::from_str_radix(&reply.launch, 16).unwrap_or(0),
+            launch: u64::from_str_radix(&reply.launch, 16).unwrap_or(0),
+            nonce: u64::from_str_radix(&reply.nonce, 16).unwrap_or(0),
             count: u64::try_from(reply.memory).unwrap_or(0),
         });
         self.saw(actor, begun, what);
         reply
     }
 
-    /// Asks for a suspend. What counts is that it was acknowledged; of which generation, its history tells.
+    /// Asks for a suspend. What counts is that it was acknowledged.
     async fn suspend(&self, actor: &str, api: PathBuf) {
-        let begun = self.now();
+        let (begun, then) = (self.now(), SystemTime::now());
+        let ask = self.asks.lock().begin(actor, begun);
         let asked = async {
             let client = Client::at(api, self.router).await.ok()?;
             client.try_suspend(ATESPACE, actor).await.ok()?;
-            client.suspended_generation(ATESPACE, actor).await
+            Some(client)
         };
-        match tokio::time::timeout(ANSWER_WITHIN, asked).await {
-            Ok(Some(generation)) => self.saw(actor, begun, What::Suspended { generation }),
-            _ => drop(self.refused_suspends.fetch_add(1, Ordering::Relaxed)),
+        let Ok(Some(client)) = tokio::time::timeout(ANSWER_WITHIN, asked).await else {
+            let late = u64::try_from(BEGUN_LATE.as_micros()).unwrap_or(u64::MAX);
+            self.asks.lock().over(&ask, self.now() + late);
+            self.refused_suspends.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        let now = self.now();
+        self.asks.lock().over(&ask, now);
+        let alone = self.asks.lock().is_alone(&ask, now);
+        let answered = self.answered(actor, begun);
+        // Whichever replica knows: this one may have just been killed. Nobody is asked when all is over.
+        let history = match client.try_history(ATESPACE, actor).await {
+            Ok(history) => history,
+            Err(_) => self.history(actor).await,
+        };
+        let line = |entry: &ate_testkit::HistoryEntry| Line {
+            generation: entry.generation,
+            told: Told::read(&entry.event, &entry.detail),
+            since: entry.time.and_then(|time| SystemTime::try_from(time).ok()).is_none_or(|time| time >= then),
+        };
+        let told: Vec<Line> = history.iter().map(line).collect();
+        let covered = answered.filter(|&answered| covers(answered, &told, alone));
+        let saved = history.iter().rfind(|entry| entry.event == "Suspended").map(|entry| entry.generation);
+        let noted: BTreeSet<u64> = covered.into_iter().chain(saved.filter(|saved| Some(*saved) > covered)).collect();
+        for generation in noted {
+            self.saw(actor, begun, What::Suspended { generation });
         }
+    }
+
+    /// As the first replica tells it that answers.
+    async fn history(&self, actor: &str) -> Vec<ate_testkit::HistoryEntry> {
+        let begun = Instant::now();
+        while begun.elapsed() < ANSWER_WITHIN {
+            for api in &self.apis {
+                let Ok(client) = Client::at(api.clone(), self.router).await else { continue };
+                if let Ok(history) = client.try_history(ATESPACE, actor).await {
+                    return history;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Vec::new()
+    }
+
+    /// The newest generation that had answered by then.
+    fn answered(&self, actor: &str, by: u64) -> Option<u64> {
+        let seen = self.seen.lock();
+        let answered = seen.iter().filter(|seen| seen.actor == actor && seen.ended < by);
+        let generations = answered.filter_map(|seen| match seen.what {
+            What::Answered { generation, .. } => Some(generation),
+            _ => None,
+        });
+        generations.max()
     }
 }
 
@@ -130,17 +204,77 @@ async fn pause(dice: &mut StdRng, between: std::ops::Range<Duration>, stop: &Can
     }
 }
 
-/// A request that nobody on its way may repeat.
-async fn post(router: u16, actor: &str) -> std::io::Result<Option<Reply>> {
+/// A request that nobody on its way may repeat; what was answered, as far as it came.
+async fn post(router: u16, actor: &str) -> std::io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(("127.0.0.1", router)).await?;
     let head = format!(
         "POST / HTTP/1.1\r\nHost: {actor}.{ATESPACE}.localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).await?;
     let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).await?;
-    let answer = String::from_utf8_lossy(&answer);
-    let body = answer.strip_prefix("HTTP/1.1 200 ").and_then(|answer| answer.split_once("\r\n\r\n"));
-    // A body that is cut off is no answer.
-    Ok(body.filter(|(_, body)| body.trim_end().ends_with('}')).map(|(_, body)| Reply::parse(body)))
+    // One that is cut off is no answer, but also nothing that cannot be.
+    let _ = stream.read_to_end(&mut answer).await;
+    Ok(answer)
+}
+
+/// What an actor has answered. `None`: nothing, or that it is to be asked again. An error: what it cannot have answered.
+fn read(actor: &str, answer: &[u8]) -> Result<Option<Reply>, String> {
+    let answer = String::from_utf8_lossy(answer);
+    let Some((head, body)) = answer.split_once("\r\n\r\n") else { return Ok(None) };
+    let status: u16 = head.get(9..12).and_then(|status| status.parse().ok()).unwrap_or(0);
+    match status {
+        200 => {}
+        429 | 500..=599 => return Ok(None),
+        _ => return Err(format!("refused for good: {answer}")),
+    }
+    let length = head.lines().filter_map(|line| line.split_once(':')).find_map(|(name, value)| {
+        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().ok()).flatten()
+    });
+    if length.is_none_or(|length| body.len() < length) {
+        return Ok(None);
+    }
+    let reply = Reply::try_parse(body).map_err(|error| format!("{error}: {body:?}"))?;
+    let is_nonce = |text: &str| u64::from_str_radix(text, 16).is_ok();
+    match &reply {
+        reply if reply.actor != actor => Err(format!("somebody else answers: {reply:?}")),
+        reply if reply.memory < 1 || reply.file != reply.memory => Err(format!("memory and file differ: {reply:?}")),
+        reply if !is_nonce(&reply.nonce) || !is_nonce(&reply.launch) => Err(format!("it has no nonce: {reply:?}")),
+        _ => Ok(Some(reply)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(status: &str, body: &str) -> String {
+        format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+    }
+
+    fn body(actor: &str, memory: i64, file: i64) -> String {
+        format!(
+            r#"{{"actor":"{actor}","memory":{memory},"file":{file},"nonce":"1f","launch":"2e","generation":3,"host":"h"}}"#
+        )
+    }
+
+    #[test]
+    fn an_answer_that_cannot_be_is_told_from_none() {
+        let read = |text: &str| read("c0", text.as_bytes());
+        let whole = answer("200 OK", &body("c0", 2, 2));
+        assert_eq!(read(&whole).expect("it can be").expect("an answer").memory, 2);
+        for none in ["", "HTTP/1.1 200 OK\r\n", &whole[..whole.len() - 1], &answer("503 Service Unavailable", "later")]
+        {
+            assert_eq!(read(none), Ok(None), "{none}");
+        }
+        for (wrong, why) in [
+            (answer("200 OK", "{\"actor\":"), "EOF"),
+            (answer("200 OK", "{}"), "missing field"),
+            (answer("200 OK", &body("c1", 2, 2)), "somebody else"),
+            (answer("200 OK", &body("c0", 2, 1)), "differ"),
+            (answer("404 Not Found", "actor \"c0\" not found"), "for good"),
+        ] {
+            let found = read(&wrong).expect_err("it cannot be");
+            assert!(found.contains(why), "{found}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Nodes, workers and sandboxes that do what orders say and can lose everything they have; and durable storage.
 //!
-//! What a sandbox holds is a count, raised by each request, and a nonce that it drew when it booted.
+//! What a sandbox holds is a count, raised by each request, and a nonce that it drew when it booted; and another one, that each
+//! launch draws anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -32,6 +33,7 @@ pub(crate) struct App {
 struct Sandbox {
     identity: Identity,
     app: App,
+    launch: u64,
     /// Requests that have not been answered.
     visitors: usize,
     /// On its way out: nobody may enter.
@@ -163,7 +165,10 @@ pub(crate) struct Cluster {
 /// What a request meets at a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Met {
-    Counted(App),
+    Counted {
+        app: App,
+        launch: u64,
+    },
     /// The worker does not have exactly this actor, or is not there at all: nothing was done.
     Stale,
     /// The answer never came: it may have been counted.
@@ -515,17 +520,17 @@ impl Cluster {
                         return Met::Nothing;
                     }
                     here.app.count += 1;
-                    (here.app, here.identity.clone())
+                    (here.app, here.launch, here.identity.clone())
                 }
                 _ => return Met::Nothing,
             }
         };
-        let (counted, identity) = counted;
+        let (app, launch, identity) = counted;
         self.check_served(&identity).await;
         self.world.pass().await;
         match self.world.dice.happens(self.world.weather().lost) {
             true => Met::Nothing,
-            false => Met::Counted(counted),
+            false => Met::Counted { app, launch },
         }
     }
 

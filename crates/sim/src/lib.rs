@@ -12,6 +12,7 @@
 mod clients;
 mod cluster;
 mod dice;
+mod lives;
 mod panics;
 mod process;
 mod replica;
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_actor::Phase;
-use ate_control::{Quota, Settings};
+use ate_control::{Quota, Settings, Template, TemplatePhase};
 use ate_name::ObjectKey;
 use ate_object::read_manifests;
 use ate_store::Kind;
@@ -63,18 +64,28 @@ apiVersion: ate.dev/v1alpha1
 kind: WorkerPool
 metadata: { name: pool, namespace: sim }
 spec: { replicas: 4, ateomImage: none }
----
+"#;
+
+fn template(name: &str) -> String {
+    format!(
+        r#"
 apiVersion: ate.dev/v1alpha1
 kind: ActorTemplate
-metadata: { name: template, namespace: sim }
+metadata: {{ name: {name}, namespace: sim }}
 spec:
   containers:
     - name: main
       image: "example/app@sha256:0000000000000000000000000000000000000000000000000000000000000000"
-      readyz: { httpGet: { port: 80 } }
-  snapshotsConfig: { location: "gs://sim/snapshots" }
-  idle: { freezeAfter: 2s, suspendAfter: 6s }
-"#;
+      readyz: {{ httpGet: {{ port: 80 }} }}
+  snapshotsConfig: {{ location: "gs://sim/snapshots" }}
+  idle: {{ freezeAfter: 2s, suspendAfter: 6s }}
+"#
+    )
+}
+
+fn objects(manifests: &str) -> Vec<ate_object::Object> {
+    read_manifests("sim", manifests.as_bytes(), "sim").expect("constant manifests").objects
+}
 
 /// How a run went.
 #[derive(Debug)]
@@ -194,8 +205,7 @@ impl Simulation {
 
     /// A template with its golden snapshot, and actors, in fair weather.
     async fn furnish(&self) {
-        let manifests = read_manifests("sim", MANIFESTS.as_bytes(), "sim").expect("constant manifests");
-        let objects = manifests.objects;
+        let objects = objects(&format!("{MANIFESTS}---{}", template("template")));
         loop {
             let applied = self.clients.call(async |replica| replica.control.apply(objects.clone()).await).await;
             let space = ate_name::AtespaceName::parse(SPACE).expect("a name");
@@ -362,6 +372,10 @@ impl Simulation {
         }
         unrest.into_iter().for_each(|what| self.world.broken(format!("not at rest: {what}")));
         for key in self.clients.actors.clone() {
+            let lives = self.clients.lives.lock().known(&key);
+            if self.store.actor(&key).await.is_none() && self.clients.lives.lock().is_missed(&key, lives) {
+                self.world.broken(format!("{key} is gone, and nobody has deleted it"));
+            }
             while self.store.actor(&key).await.is_some() && !self.clients.request(&key).await {
                 if Instant::now() > until + PATIENCE {
                     self.world.broken(format!("{key} does not answer"));
@@ -398,6 +412,17 @@ impl Simulation {
                     && actor.lease().is_some_and(|lease| lease.worker == worker)
             }) {
                 broken(format!("a sandbox of {} generation {} is left on {node}", identity.key, identity.generation));
+            }
+        }
+        for record in self.store.all(Kind::Template).await {
+            let Template { object, status, .. } = serde_json::from_slice(&record.value).expect("a template");
+            let settled = match (status.phase, &status.golden) {
+                (TemplatePhase::Ready, Some(golden)) => self.cluster.is_durable(&golden.prefix),
+                (TemplatePhase::Failed, golden) => golden.is_none(),
+                _ => false,
+            };
+            if !settled {
+                broken(format!("template {} is {:?}", object.metadata.key(), status));
             }
         }
         for record in self.store.all(Kind::Operation).await {
@@ -445,7 +470,7 @@ fn simulated<T>(what: impl Future<Output = T>) -> T {
 #[cfg(test)]
 mod tests {
     use ate_name::ActorKey;
-    use ate_store::{Change, Key};
+    use ate_store::{Change, Key, Store};
 
     use super::*;
 
@@ -493,5 +518,24 @@ mod tests {
             simulation.store.commit(&simulation.cluster, change).await.expect("memory does not fail");
         });
         assert!(under_way.contains("nobody will bring to an end"), "{under_way}");
+    }
+
+    #[test]
+    fn an_actor_that_vanishes_is_missed() {
+        let vanishes = async |simulation: &Simulation, actor: &ActorKey| {
+            // Past everything that looks at commits.
+            let change = Change::new().delete(key_of(actor));
+            simulation.store.memory.commit(change).await.expect("memory does not fail");
+        };
+        let missed = found(async |simulation, actor| {
+            vanishes(simulation, actor).await;
+            simulation.clients.suspend(actor).await;
+        });
+        assert!(missed.contains("is gone"), "{missed}");
+        let missed = found(async |simulation, actor| {
+            vanishes(simulation, actor).await;
+            simulation.rest().await;
+        });
+        assert!(missed.contains("is gone"), "{missed}");
     }
 }

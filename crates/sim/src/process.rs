@@ -89,6 +89,11 @@ impl Process {
         self.still_until.lock().is_some_and(|until| until <= Instant::now())
     }
 
+    /// Whether it did at any time from then on.
+    pub(crate) fn stood_still_since(&self, then: Instant) -> bool {
+        self.still_until.lock().is_some_and(|until| until > then)
+    }
+
     pub(crate) fn die(&self) {
         self.dead.cancel();
     }

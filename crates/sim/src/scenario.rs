@@ -160,19 +160,32 @@ impl Stage {
             == Some(true)
     }
 
+    /// From now on nobody may miss it.
+    fn deletes(&self) {
+        self.simulation.clients.lives.lock().deleting(&self.actor);
+    }
+
     pub async fn delete(&self) -> bool {
+        self.deletes();
         self.at_first(async |first| first.control.delete_actor(&self.actor).await.is_ok()).await == Some(true)
     }
 
     pub async fn restart(&self, force: bool) -> bool {
-        self.at_first(async |first| first.control.restart_actor(&self.actor, force).await.is_ok()).await == Some(true)
+        let note = self.simulation.clients.restarts(&self.actor).await;
+        let restarted =
+            self.at_first(async |first| first.control.restart_actor(&self.actor, force).await.is_ok()).await;
+        self.simulation.clients.restarted(&self.actor, note, restarted == Some(true)).await;
+        restarted == Some(true)
     }
 
     /// At whichever replica lives.
     pub async fn restart_elsewhere(&self) -> bool {
+        let note = self.simulation.clients.restarts(&self.actor).await;
         let restarted =
             self.simulation.clients.call(async |replica| replica.control.restart_actor(&self.actor, false).await);
-        restarted.await.is_some_and(|restarted| restarted.is_ok())
+        let done = restarted.await.is_some_and(|restarted| restarted.is_ok());
+        self.simulation.clients.restarted(&self.actor, note, done).await;
+        done
     }
 
     fn copy(&self) -> ActorKey {
@@ -226,6 +239,7 @@ impl Stage {
 
     pub async fn force_delete(&self) -> bool {
         let asked = Asked::by("sim", "it is in the way").expect("a line");
+        self.deletes();
         self.at_first(async |first| first.control.force_delete_actor(&self.actor, &asked).await.is_ok()).await
             == Some(true)
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use ate_actor::{Actor, Lease, Phase};
 use ate_control::{Check, Finding, HistoryEntry, NodeRecord, Quota, Template, WorkerRecord};
-use ate_name::{ActorKey, Generation, NodeName};
+use ate_name::{ActorKey, ActorUid, Generation, NodeName};
 use ate_store::{
     Change, CommitError, Committed, Entry, Fault, FeedLimits, Key, Kind, MemoryStore, Page, Prefix, Record, Revision,
     Store, Watch, WatchError, Write, number,
@@ -97,6 +97,17 @@ impl Shared {
     pub(crate) async fn workers(&self) -> Vec<WorkerRecord> {
         let records = self.all(Kind::Worker).await;
         records.iter().map(|record| serde_json::from_slice(&record.value).expect("a worker")).collect()
+    }
+
+    /// What was written of an actor, oldest first, and with which version of its record.
+    pub(crate) async fn history(&self, uid: ActorUid) -> Vec<(u64, HistoryEntry)> {
+        let prefix = Prefix::below(Kind::History, [uid.to_string()]).expect("a uid is a segment");
+        let page = self.memory.list(&prefix, None, 1000).await.expect("memory does not fail");
+        let entry = |record: &Record| {
+            let version = record.key.segments().last().and_then(|version| version.parse().ok()).expect("a version");
+            (version, serde_json::from_slice(&record.value).expect("an entry"))
+        };
+        page.records.iter().map(entry).collect()
     }
 
     pub(crate) async fn commit(&self, cluster: &Cluster, change: Change) -> Result<Committed, CommitError> {

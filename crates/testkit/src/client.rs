@@ -10,8 +10,8 @@ use ate_proto::ate::v1::{
 };
 use ate_proto::ateapi::control_client::ControlClient;
 use ate_proto::ateapi::{
-    Actor, ActorRef, CreateActorRequest, CreateAtespaceRequest, GetActorRequest, ListWorkersRequest, PauseActorRequest,
-    ResumeActorRequest, SuspendActorRequest, Worker,
+    Actor, ActorRef, CreateActorRequest, CreateAtespaceRequest, DeleteActorRequest, GetActorRequest,
+    ListWorkersRequest, PauseActorRequest, ResumeActorRequest, SuspendActorRequest, Worker,
 };
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -189,13 +189,6 @@ spec:
         self.control().suspend_actor(SuspendActorRequest { actor_ref }).await.map(drop)
     }
 
-    /// The generation that an actor was last suspended at.
-    pub async fn suspended_generation(&self, atespace: &str, name: &str) -> Option<u64> {
-        let request = GetHistoryRequest { atespace: atespace.into(), name: name.into() };
-        let history = self.substrate().get_history(request).await.ok()?.into_inner();
-        history.entries.iter().rfind(|entry| entry.event == "Suspended").map(|entry| entry.generation)
-    }
-
     pub async fn suspend(&self, atespace: &str, name: &str) {
         let suspended = self.try_suspend(atespace, name).await;
         suspended.unwrap_or_else(|error| panic!("{name} is not suspended: {error}\n{}", self.logged()));
@@ -272,8 +265,18 @@ spec:
     }
 
     pub async fn history(&self, atespace: &str, name: &str) -> Vec<HistoryEntry> {
+        self.try_history(atespace, name).await.expect("the actor is there")
+    }
+
+    pub async fn try_history(&self, atespace: &str, name: &str) -> Result<Vec<HistoryEntry>, tonic::Status> {
         let request = GetHistoryRequest { atespace: atespace.into(), name: name.into() };
-        self.substrate().get_history(request).await.expect("the actor is there").into_inner().entries
+        Ok(self.substrate().get_history(request).await?.into_inner().entries)
+    }
+
+    pub async fn delete(&self, atespace: &str, name: &str) {
+        let request = DeleteActorRequest { actor_ref: Some(reference(atespace, name)) };
+        let deleted = self.control().delete_actor(request).await;
+        deleted.unwrap_or_else(|error| panic!("{name} is not deleted: {error}\n{}", self.logged()));
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use ate_image::{Architecture, Content, ImageConfig, Recipe};
 
 /// What the counter says.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Deserialize)]
 pub struct Reply {
     pub actor: String,
     pub memory: i64,
@@ -22,17 +22,11 @@ pub struct Reply {
 
 impl Reply {
     pub fn parse(body: &str) -> Self {
-        let json: serde_json::Value = serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body:?}"));
-        let text = |name: &str| json[name].as_str().unwrap_or_default().to_owned();
-        Self {
-            actor: text("actor"),
-            memory: json["memory"].as_i64().unwrap_or(-2),
-            file: json["file"].as_i64().unwrap_or(-2),
-            nonce: text("nonce"),
-            launch: text("launch"),
-            generation: json["generation"].as_u64().unwrap_or(0),
-            host: text("host"),
-        }
+        Self::try_parse(body).unwrap_or_else(|error| panic!("{error}: {body:?}"))
+    }
+
+    pub fn try_parse(body: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str(body)
     }
 }
 

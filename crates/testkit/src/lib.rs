@@ -12,6 +12,7 @@ mod metrics;
 mod namespace;
 mod way;
 
+pub use ate_proto::ate::v1::HistoryEntry;
 pub use client::{Client, pool};
 pub use cluster::{Cluster, Shape};
 pub use counter::{Reply, counter_image, shell_image};

@@ -1,7 +1,7 @@
 //! What clients saw of actors, and whether it can be so.
 //!
 //! Every client writes down when it asked, when it was answered and what the answer said: the generation that gave it, a
-//! nonce that the generation keeps in memory, and a count that each request raises by one. [`examine`] then looks for an
+//! nonce that each launch draws anew, one that is in memory and survives sleep, and a count that each request raises by one. [`examine`] then looks for an
 //! explanation: one activation at a time, each standing on a snapshot of an earlier one, none older than the last suspend
 //! that was acknowledged. It knows nothing of how the system works, so it believes nothing but what clients saw.
 //!
@@ -13,10 +13,14 @@
 //!   d                                  ├── 3 ─┤   generation 8: must be above 2
 //! ```
 
+mod suspend;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+pub use suspend::{Ask, Asks, Line, Told, covers};
 
 /// One thing that a client did and how it ended. Times are of one clock, in any unit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,11 +34,13 @@ pub struct Seen {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum What {
     /// A request was counted.
-    Answered { generation: u64, nonce: u64, count: u64 },
+    Answered { generation: u64, launch: u64, nonce: u64, count: u64 },
     /// A request that got no answer: it may have been counted, once, or not.
     Unanswered,
-    /// A suspend of this generation was acknowledged as durable.
+    /// A suspend that covers this generation was acknowledged as durable: see [`covers`].
     Suspended { generation: u64 },
+    /// A restart was asked for: its memory begins anew, some time from then on. Once that is `done` no more comes of it.
+    Restarted { done: bool },
 }
 
 /// What cannot be explained.
@@ -60,6 +66,8 @@ pub enum Rule {
     OverWhenSuspended,
     /// A generation stands on at least what an acknowledged suspend had.
     NothingLost,
+    /// And on its memory, unless somebody restarts it.
+    MemoryKept,
     /// Nobody counts more than was asked.
     NothingInvented,
 }
@@ -73,6 +81,7 @@ impl fmt::Display for Rule {
             Self::OneAtATime => "an older generation answered after a newer one had",
             Self::OverWhenSuspended => "a generation answered after its suspend was acknowledged",
             Self::NothingLost => "what an acknowledged suspend had is gone",
+            Self::MemoryKept => "the memory that an acknowledged suspend had is gone",
             Self::NothingInvented => "more was counted than was asked for",
         })
     }
@@ -91,11 +100,13 @@ impl fmt::Display for Seen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "from {} to {}: ", self.begun, self.ended)?;
         match self.what {
-            What::Answered { generation, nonce, count } => {
-                write!(f, "count {count} by generation {generation} (memory {nonce:x})")
+            What::Answered { generation, launch, nonce, count } => {
+                write!(f, "count {count} by generation {generation} (launch {launch:x}, memory {nonce:x})")
             }
             What::Unanswered => f.write_str("no answer"),
             What::Suspended { generation } => write!(f, "suspend of generation {generation} acknowledged"),
+            What::Restarted { done: true } => f.write_str("restarted"),
+            What::Restarted { done: false } => f.write_str("restart asked for"),
         }
     }
 }
@@ -130,6 +141,7 @@ pub fn examine(seen: &[Seen]) -> Result<Examined, Contradiction> {
 #[derive(Clone, Copy)]
 struct Answer<'a> {
     seen: &'a Seen,
+    launch: u64,
     nonce: u64,
     count: u64,
 }
@@ -139,16 +151,18 @@ struct Story<'a> {
     generations: BTreeMap<u64, Vec<Answer<'a>>>,
     unanswered: Vec<&'a Seen>,
     suspends: Vec<(&'a Seen, u64)>,
+    restarts: Vec<(&'a Seen, bool)>,
 }
 
 impl<'a> Story<'a> {
     fn take(&mut self, seen: &'a Seen) {
         match seen.what {
-            What::Answered { generation, nonce, count } => {
-                self.generations.entry(generation).or_default().push(Answer { seen, nonce, count });
+            What::Answered { generation, launch, nonce, count } => {
+                self.generations.entry(generation).or_default().push(Answer { seen, launch, nonce, count });
             }
             What::Unanswered => self.unanswered.push(seen),
             What::Suspended { generation } => self.suspends.push((seen, generation)),
+            What::Restarted { done } => self.restarts.push((seen, done)),
         }
     }
 
@@ -159,6 +173,7 @@ impl<'a> Story<'a> {
         self.one_at_a_time()?;
         self.over_when_suspended()?;
         self.nothing_lost()?;
+        self.memory_kept()?;
         self.nothing_invented()?;
         self.nothing_repeated()?;
         self.nothing_brought_back()
@@ -197,6 +212,22 @@ impl<'a> Story<'a> {
             let later = self.generations.range(generation + 1..).flat_map(|(_, answers)| answers);
             if let Some(less) = later.into_iter().find(|answer| answer.count <= safe.count) {
                 return Err(contradiction(Rule::NothingLost, safe.seen, less.seen));
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody falls back behind an acknowledged suspend, so all that follow have its memory until a restart.
+    fn memory_kept(&self) -> Result<(), Contradiction> {
+        for &(_, generation) in &self.suspends {
+            let here = self.generations.get(&generation).into_iter().flatten();
+            let Some(kept) = here.max_by_key(|answer| answer.seen.begun) else { continue };
+            // One that was done before this memory answered is in it.
+            let open = self.restarts.iter().filter(|(restart, done)| !done || restart.ended >= kept.seen.begun);
+            let since = open.map(|(restart, _)| restart.begun).min().unwrap_or(u64::MAX);
+            let mut later = self.generations.range(generation + 1..).flat_map(|(_, answers)| answers);
+            if let Some(anew) = later.find(|answer| answer.nonce != kept.nonce && answer.seen.ended < since) {
+                return Err(contradiction(Rule::MemoryKept, kept.seen, anew.seen));
             }
         }
         Ok(())
@@ -262,7 +293,7 @@ fn within(answers: &[Answer<'_>]) -> Result<(), Contradiction> {
     answers.sort_by_key(|answer| answer.count);
     let mut latest: Option<Answer<'_>> = None;
     for pair in answers.windows(2) {
-        if pair[0].nonce != pair[1].nonce {
+        if (pair[0].launch, pair[0].nonce) != (pair[1].launch, pair[1].nonce) {
             return Err(contradiction(Rule::OneMemory, pair[0].seen, pair[1].seen));
         }
         if pair[0].count == pair[1].count {

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn answered(begun: u64, ended: u64, generation: u64, nonce: u64, count: u64) -> Seen {
-    Seen { actor: "a".into(), begun, ended, what: What::Answered { generation, nonce, count } }
+    Seen { actor: "a".into(), begun, ended, what: What::Answered { generation, launch: generation, nonce, count } }
 }
 
 fn suspended(begun: u64, ended: u64, generation: u64) -> Seen {
@@ -88,6 +88,79 @@ fn what_was_lost_does_not_come_back_after_a_suspend() {
     assert_eq!(rule(&back), Some(Rule::NothingInvented));
     let right = [&lost[..], &suspend[..], &[answered(204, 205, 7, 5, 12)]].concat();
     assert_eq!(rule(&right), None);
+}
+
+fn line(generation: u64, event: &str, detail: &str, since: bool) -> Line {
+    Line { generation, told: Told::read(event, detail), since }
+}
+
+#[test]
+fn a_suspend_that_lost_what_it_was_to_save_covers_it_all_the_same() {
+    let before =
+        [line(4, "Suspending", "asked for", false), line(4, "Suspended", "", false), line(5, "Running", "", false)];
+    let told = |rest: &[Line]| [&before[..], rest].concat();
+    let own = told(&[line(5, "Suspending", "asked for", true), line(5, "Lost", "", true)]);
+    assert!(covers(5, &own, true), "it was lost by the save that is acknowledged");
+    assert!(!covers(5, &own, false), "or by somebody else's, and was at rest when this one came");
+    let stored = told(&[line(5, "Suspending", "asked for", true), line(5, "FellBack", "", true)]);
+    assert!(covers(5, &stored, true), "stored, and gone before it was durable");
+    for lost in ["Lost", "Crashed", "Unstuck", "FellBack", "ResumeFailed"] {
+        assert!(!covers(5, &told(&[line(5, lost, "", true)]), true), "{lost} before it could be saved");
+    }
+    let idle = told(&[line(5, "Suspending", "idle", true), line(5, "Lost", "", true)]);
+    assert!(!covers(5, &idle, true), "a save of the system's own");
+    let later = told(&[
+        line(5, "Suspending", "asked for", true),
+        line(5, "Suspended", "", true),
+        line(5, "Durable", "", true),
+        line(6, "Running", "", true),
+        line(6, "Lost", "", true),
+    ]);
+    assert!(!covers(5, &later, true), "what it is good for is not known any more");
+    assert!(covers(5, &later[..6], true));
+    assert!(!covers(5, &[line(6, "Lost", "", true)], true), "nobody knows how it began");
+
+    // So what such a system lets clients see is refused.
+    let seen = |generation| {
+        [
+            answered(0, 1, 4, 7, 1),
+            suspended(2, 3, 4),
+            answered(4, 5, 5, 7, 2),
+            suspended(6, 7, generation),
+            answered(8, 9, 6, 7, 2),
+        ]
+    };
+    assert_eq!(rule(&seen(5)), Some(Rule::NothingLost));
+    assert_eq!(rule(&seen(4)), None);
+}
+
+#[test]
+fn those_who_ask_are_alone_if_nothing_of_others_can_begin_meanwhile() {
+    let mut asks = Asks::default();
+    let first = asks.begin("a", 1);
+    let other = asks.begin("b", 1);
+    assert!(asks.is_alone(&first, 5) && asks.is_alone(&other, 5));
+    let second = asks.begin("a", 6);
+    assert!(asks.is_alone(&first, 5) && !asks.is_alone(&first, 6) && !asks.is_alone(&second, 9));
+    asks.over(&first, 5);
+    assert!(asks.is_alone(&second, 9));
+}
+
+#[test]
+fn memory_survives_an_acknowledged_suspend_unless_somebody_restarts_it() {
+    let restarted = |begun, ended, done| Seen { actor: "a".into(), begun, ended, what: What::Restarted { done } };
+    let before = [answered(10, 11, 1, 7, 1), suspended(12, 13, 1)];
+    let anew = |restart: Option<Seen>| {
+        let after = [answered(20, 21, 2, 8, 2)];
+        rule(&before.iter().cloned().chain(restart).chain(after).collect::<Vec<_>>())
+    };
+    assert_eq!(anew(None), Some(Rule::MemoryKept));
+    assert_eq!(anew(Some(restarted(14, 15, true))), None);
+    assert_eq!(anew(Some(restarted(0, 5, false))), None, "the wish may still stand");
+    assert_eq!(anew(Some(restarted(0, 5, true))), Some(Rule::MemoryKept), "that one was done before");
+    assert_eq!(anew(Some(restarted(22, 23, true))), Some(Rule::MemoryKept), "that one came later");
+    // Nothing was promised for what was lost before.
+    assert_eq!(rule(&[answered(0, 1, 1, 7, 1), answered(2, 3, 2, 8, 1)]), None);
 }
 
 #[test]

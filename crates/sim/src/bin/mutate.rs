@@ -144,6 +144,30 @@ const MUTATIONS: &[Mutation] = &[
         from: "Some(most) => Ok(change.guard(Guard::AtMost(count_key(atespace, what), most - 1))),",
         to: "Some(most) => Ok(change.guard(Guard::AtMost(count_key(atespace, what), most))),",
     },
+    Mutation {
+        name: "a suspend is acknowledged that lost the actor",
+        file: "crates/control/src/save.rs",
+        from: "self.settle(read, Event::Lost, Note::because(\"Lost\", why)).await?;",
+        to: "return self.settle(read, Event::Lost, Note::because(\"Lost\", why)).await;",
+    },
+    Mutation {
+        name: "who is deleted by force keeps a worker",
+        file: "crates/control/src/force.rs",
+        from: "(change, _) = self.with_effect(change, actor, Effect::FreeWorker(lease)).await?;",
+        to: "let _ = lease;",
+    },
+    Mutation {
+        name: "wakes come at any pace",
+        file: "crates/control/src/quota.rs",
+        from: "change.guard(Guard::AtMost(count_key(atespace, WAKES), now_micros + SECOND - part)).add_from(",
+        to: "change.add_from(",
+    },
+    Mutation {
+        name: "whoever waits for a node that hangs waits as long as it does",
+        file: "crates/control/src/resume.rs",
+        from: "before(deadline, self.nodes.abort(&lease.node, lease.worker, *op)).await;",
+        to: "self.nodes.abort(&lease.node, lease.worker, *op).await;",
+    },
 ];
 
 /// The seeds of one mutation take a minute or two; a control plane that goes round in circles takes for ever.

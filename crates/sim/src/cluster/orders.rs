@@ -115,6 +115,7 @@ impl Cluster {
         })?;
         self.world.pass().await;
         let fails = self.world.dice.happens(self.world.weather().fails);
+        let launch = self.world.dice.draw();
         self.in_worker(name, order.worker, |worker| {
             (worker.taken, worker.arriving, worker.restoring) = (false, None, false);
             if worker.has_ended(&order.identity) {
@@ -130,6 +131,7 @@ impl Cluster {
             worker.sandbox = Some(Sandbox {
                 identity: order.identity.clone(),
                 app,
+                launch,
                 visitors: 0,
                 leaving: false,
                 idle_since: Instant::now(),

@@ -20,26 +20,40 @@ async fn an_actor_that_is_stuck_goes_back_to_its_last_snapshot_and_that_is_audit
     assert_eq!(machine.count("space", "a").await.memory, 2);
     let refused = machine.cli(&["unstick", "a", "-a", "space"]).await;
     assert!(refused.code == 1 && refused.stderr.contains("nothing is under way"), "{refused:?}");
-    // Stored for seconds: time enough to be in the middle of it.
-    assert_eq!(machine.get("space", "a", "/eat?mib=512").await.0, 200);
-    let suspending = tokio::spawn({
-        let client = (*machine).clone();
-        async move { client.try_suspend("space", "a").await.is_ok() }
-    });
-    let saved =
-        || async { machine.history("space", "a").await.iter().filter(|entry| entry.event == "Captured").count() == 2 };
-    machine.until("it is out of its worker again", saved).await;
-    let unstuck = machine.ate(&["unstick", "a", "-a", "space", "--reason", "takes too long"]).await;
+    // Stored for seconds: time enough to be in the middle of it, on most machines; on others it gets larger.
+    let (mut counted, mut times) = (2, 0);
+    let (unstuck, suspending) = loop {
+        times += 1;
+        assert!(times <= 5, "it is stored too quickly for this test");
+        assert_eq!(machine.get("space", "a", "/eat?mib=512").await.0, 200);
+        let suspending = tokio::spawn({
+            let client = (*machine).clone();
+            async move { client.try_suspend("space", "a").await.is_ok() }
+        });
+        let saved = || async {
+            let history = machine.history("space", "a").await;
+            history.iter().filter(|entry| entry.event == "Captured").count() == 1 + times
+        };
+        machine.until("it is out of its worker again", saved).await;
+        let said = machine.cli(&["unstick", "a", "-a", "space", "--reason", "takes too long"]).await;
+        if said.code == 0 {
+            break (said.stdout, suspending);
+        }
+        assert!(said.stderr.contains("nothing is under way"), "{said:?}");
+        assert!(suspending.await.expect("joined"), "it was stored before anybody could come between");
+        counted += 1;
+        assert_eq!(machine.count("space", "a").await.memory, counted);
+    };
     assert!(unstuck.contains("STATUS_SUSPENDED"), "{unstuck}");
     assert!(!suspending.await.expect("joined"), "the suspend was called off, and whoever asked for it is told");
     let reply = machine.count("space", "a").await;
-    assert_eq!((reply.memory, reply.file), (2, 2), "from the snapshot of before: {reply:?}");
+    assert_eq!((reply.memory, reply.file), (counted, counted), "from the snapshot of before: {reply:?}");
     let history = machine.history("space", "a").await;
     assert!(history.iter().any(|entry| entry.event == "Unstuck" && entry.detail.contains("takes too long")));
     let audit = machine.ate(&["audit"]).await;
     assert!(audit.contains("UnstickActor") && audit.contains("socket") && audit.contains("takes too long"), "{audit}");
     machine.suspend("space", "a").await;
-    assert_eq!(machine.count("space", "a").await.memory, 3);
+    assert_eq!(machine.count("space", "a").await.memory, counted + 1);
     machine.stop().await;
 }
 

@@ -9,7 +9,7 @@ use ate_testkit::Cluster;
 use ate_testkit_minio::Minio;
 use rand::Rng;
 use rand::rngs::StdRng;
-use rand::seq::IndexedRandom;
+use rand::seq::{IndexedRandom, SliceRandom};
 use rustix::process::Signal;
 
 /// A node's disk: room for images and snapshots, small enough to be filled in a moment.
@@ -47,18 +47,22 @@ enum Fault {
 }
 
 impl Fault {
-    /// Failpoints come twice: there are many of them.
-    const ALL: [(Self, &'static str); 16] = [
+    /// They come first, so that a minute has them all.
+    const KILLS: [(Self, &'static str); 5] = [
         (Self::KillApi, "kill api"),
-        (Self::StopApi, "stop api"),
         (Self::KillNode, "kill node"),
+        (Self::KillRouter, "kill router"),
+        (Self::KillWorker, "kill worker"),
+        (Self::KillSandbox, "kill sandbox"),
+    ];
+
+    /// Failpoints come twice: there are many of them.
+    const OTHERS: [(Self, &'static str); 11] = [
+        (Self::StopApi, "stop api"),
         (Self::LoseNode, "lose node"),
         (Self::StopNode, "stop node"),
         (Self::CutNode, "cut node"),
-        (Self::KillRouter, "kill router"),
-        (Self::KillWorker, "kill worker"),
         (Self::StopWorker, "stop worker"),
-        (Self::KillSandbox, "kill sandbox"),
         (Self::StopDatabase, "stop database"),
         (Self::StopStorage, "stop object store"),
         (Self::SlowStorage, "slow object store"),
@@ -70,6 +74,7 @@ impl Fault {
 
 pub(crate) struct Faults {
     dice: StdRng,
+    /// Those that were done.
     pub(crate) counts: BTreeMap<&'static str, usize>,
     told: String,
     begun: Instant,
@@ -99,6 +104,17 @@ impl Faults {
         &self.told
     }
 
+    /// Whether one of the kills was never done yet.
+    pub(crate) fn kills_are_left(&self) -> bool {
+        Fault::KILLS.iter().any(|(_, name)| !self.counts.contains_key(name))
+    }
+
+    /// What was never done.
+    pub(crate) fn never(&self) -> Vec<&'static str> {
+        let all = Fault::KILLS.iter().chain(&Fault::OTHERS).map(|(_, name)| *name);
+        all.filter(|name| !self.counts.contains_key(name)).collect()
+    }
+
     fn tell(&mut self, what: &str) {
         let _ = writeln!(self.told, "{:8.3} {what}", self.begun.elapsed().as_secs_f64());
         eprintln!("{:8.3} {what}", self.begun.elapsed().as_secs_f64());
@@ -110,11 +126,25 @@ impl Faults {
         let ended = site.cluster.ended();
         ensure!(ended.is_empty(), "ended without being told to: {}", ended.join(", "));
         if self.round.is_empty() {
-            self.round = Fault::ALL.to_vec();
+            let mut shuffled = |mut faults: Vec<_>| {
+                faults.shuffle(&mut self.dice);
+                faults
+            };
+            // From the end on.
+            self.round = [shuffled(Fault::OTHERS.to_vec()), shuffled(Fault::KILLS.to_vec())].concat();
         }
-        let index = self.dice.random_range(0..self.round.len());
-        let (fault, name) = self.round.swap_remove(index);
-        *self.counts.entry(name).or_default() += 1;
+        let (fault, name) = self.round.pop().expect("filled above");
+        if self.done(fault, site).await {
+            *self.counts.entry(name).or_default() += 1;
+        } else if !matches!(fault, Fault::Failpoint) {
+            // Nobody was there for it. Its turn comes again, after the next.
+            self.round.insert(self.round.len().saturating_sub(1), (fault, name));
+        }
+        Ok(())
+    }
+
+    /// Whether it could be done.
+    async fn done(&mut self, fault: Fault, site: &mut Site) -> bool {
         match fault {
             Fault::KillApi => self.kill(site, "api", 0..3000).await,
             Fault::KillNode => self.kill(site, "node", 0..3000).await,
@@ -141,12 +171,11 @@ impl Faults {
                 self.tell(&format!("{name} is reached again"));
             }
             Fault::StopWorker => {
-                if let Some(pid) = site.cluster.worker_pids().choose(&mut self.dice).copied() {
-                    self.stand_still("a worker", pid, 1000..5000).await;
-                }
+                let Some(pid) = site.cluster.worker_pids().choose(&mut self.dice).copied() else { return false };
+                self.stand_still("a worker", pid, 1000..5000).await;
             }
-            Fault::KillWorker => self.kill_one("a worker", &site.cluster.worker_pids()),
-            Fault::KillSandbox => self.kill_one("a process of a sandbox", &site.cluster.sandbox_pids()),
+            Fault::KillWorker => return self.kill_one("a worker", &site.cluster.worker_pids()),
+            Fault::KillSandbox => return self.kill_one("a process of a sandbox", &site.cluster.sandbox_pids()),
             Fault::StopDatabase => {
                 self.tell("the database crashes");
                 site.cluster.postgres().crash();
@@ -182,9 +211,9 @@ impl Faults {
                 let _ = std::fs::remove_file(file);
                 self.tell(&format!("the disk of {name} has room again"));
             }
-            Fault::Failpoint => self.failpoint(site).await,
+            Fault::Failpoint => return self.failpoint(site).await,
         }
-        Ok(())
+        true
     }
 
     /// Everything runs again.
@@ -212,15 +241,15 @@ impl Faults {
         self.tell(&format!("{what} goes on"));
     }
 
-    fn kill_one(&mut self, what: &str, pids: &[u32]) {
-        if let Some(&pid) = pids.choose(&mut self.dice) {
-            self.tell(&format!("kill {what} ({pid})"));
-            Cluster::signal(pid, Signal::KILL);
-        }
+    fn kill_one(&mut self, what: &str, pids: &[u32]) -> bool {
+        let Some(&pid) = pids.choose(&mut self.dice) else { return false };
+        self.tell(&format!("kill {what} ({pid})"));
+        Cluster::signal(pid, Signal::KILL);
+        true
     }
 
-    /// Starts a process again so that it ends at a certain place, waits until it has, and starts it without.
-    async fn failpoint(&mut self, site: &mut Site) {
+    /// Starts a process again so that it ends at a certain place, waits until it has, and starts it without. Whether it has.
+    async fn failpoint(&mut self, site: &mut Site) -> bool {
         if self.places.is_empty() {
             self.places = ate_failpoint::ALL.to_vec();
         }
@@ -231,12 +260,12 @@ impl Faults {
         self.tell(&format!("{name} is to end at {place}"));
         site.cluster.kill(&name).await;
         site.cluster.restart_with(&name, &[("ATE_FAILPOINTS", place)]).await;
-        if place.starts_with("worker") {
-            // Those it adopts know nothing of it.
-            for pid in site.cluster.workers_of(&name) {
-                Cluster::signal(pid, Signal::KILL);
-            }
-        }
+        // Those it adopts know nothing of it.
+        let adopted: BTreeSet<u32> = match place.starts_with("worker") {
+            true => site.cluster.workers_of(&name).into_iter().collect(),
+            false => BTreeSet::new(),
+        };
+        adopted.iter().for_each(|&pid| Cluster::signal(pid, Signal::KILL));
         // A worker ends by itself, and its node starts another.
         let mut workers = BTreeSet::new();
         let begun = Instant::now();
@@ -245,10 +274,10 @@ impl Faults {
             tokio::time::sleep(Duration::from_millis(50)).await;
             let here: BTreeSet<u32> = site.cluster.workers_of(&name).into_iter().collect();
             reached = match place.starts_with("worker") {
-                true => begun.elapsed() > Duration::from_secs(1) && !workers.is_subset(&here),
+                true => !workers.is_subset(&here),
                 false => !site.cluster.is_alive(&name),
             };
-            workers = here;
+            workers.extend(here.difference(&adopted));
         }
         site.cluster.kill(&name).await;
         site.cluster.restart(&name).await;
@@ -256,9 +285,9 @@ impl Faults {
         workers.into_iter().for_each(|pid| Cluster::signal(pid, Signal::KILL));
         self.tell(&format!("{name} is back{}", if reached { ", it ended there" } else { "" }));
         if reached {
-            *self.counts.entry("ended at a failpoint").or_default() += 1;
             self.reached.insert(place);
         }
+        reached
     }
 
     fn one_of(&mut self, names: &[String]) -> String {

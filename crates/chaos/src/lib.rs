@@ -4,12 +4,14 @@
 //! ```text
 //!   traffic.rs   counts actors up and puts them to sleep, and writes down what it saw
 //!   faults.rs    kills, stops and fills whatever there is, one fault after the other, and mends it again
+//!   resources.rs what processes hold, before and after
 //!   verdict.rs   afterwards: what was seen can be explained, nobody is stuck, nothing is left
 //! ```
 //!
 //! The faults are drawn from a seed. What they meet is not: this is no simulation.
 
 mod faults;
+mod resources;
 mod traffic;
 mod verdict;
 
@@ -20,7 +22,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ate_testkit::{Cluster, Shape, pool};
+use anyhow::{Context, ensure};
+use ate_testkit::{Client, Cluster, Shape, pool};
 use ate_testkit_minio::Minio;
 use ate_witness::Examined;
 use futures::FutureExt;
@@ -30,12 +33,16 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::faults::{Faults, Site};
+use crate::resources::Resources;
 use crate::traffic::Traffic;
 
 /// More than can run at once, so that they are put to sleep and woken all the time.
 const ACTORS: usize = 8;
 const WORKERS: u32 = 4;
 const ATESPACE: &str = "chaos";
+
+/// In so much time every kind of fault has its turn.
+const EVERYTHING_WITHIN: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -114,11 +121,14 @@ pub async fn run(plan: &Plan) -> anyhow::Result<Report> {
 
 /// Traffic and faults, for as long as is planned; then the verdict.
 async fn ordeal(plan: &Plan, site: &mut Site, faults: &mut Faults, traffic: &Arc<Traffic>) -> anyhow::Result<Examined> {
+    let api = site.cluster.running("api").first().context("a replica runs")?.clone();
+    let before = at_rest(site, &site.cluster.client(&api, 0).await, traffic).await?;
     let stop = CancellationToken::new();
     let running = AbortOnDropHandle::new(tokio::spawn(Arc::clone(traffic).run(plan.seed, stop.clone())));
     let until = Instant::now() + plan.length;
     let mut inflicted = Ok(());
-    while inflicted.is_ok() && Instant::now() < until {
+    // However slow the machine is, there is something to show.
+    while inflicted.is_ok() && (Instant::now() < until || faults.kills_are_left()) {
         inflicted = faults.inflict(site).await;
     }
     if inflicted.is_ok() {
@@ -127,7 +137,29 @@ async fn ordeal(plan: &Plan, site: &mut Site, faults: &mut Faults, traffic: &Arc
     stop.cancel();
     running.await?;
     inflicted?;
-    verdict::judge(site, traffic, &traffic.seen()).await
+    let examined = verdict::judge(site, traffic, &traffic.seen(), &before).await?;
+    let never = faults.never();
+    ensure!(plan.length < EVERYTHING_WITHIN || never.is_empty(), "never inflicted: {}", never.join(", "));
+    Ok(examined)
+}
+
+/// What everything holds once everybody has been awake, and sleeps, and what is made ahead is made.
+async fn at_rest(site: &Site, client: &Client, traffic: &Traffic) -> anyhow::Result<Resources> {
+    for actor in actors() {
+        ensure!(traffic.count(&actor).await.is_some(), "{actor} does not answer");
+    }
+    verdict::sleeping(client).await?;
+    let mut before = Resources::of(site);
+    verdict::settled("nothing more is being made", || {
+        let now = Resources::of(site);
+        let same = std::mem::replace(&mut before, now.clone()) == now;
+        async move {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            same
+        }
+    })
+    .await?;
+    Ok(before)
 }
 
 /// Whoever looks after the cluster asserts what it expects of it. That is a finding like any other, and its evidence is kept.

@@ -1,5 +1,6 @@
 //! What must be so when the faults are over.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -8,13 +9,23 @@ use ate_testkit::{Client, Leaks};
 use ate_witness::{Examined, Seen, What};
 
 use crate::faults::Site;
+use crate::resources::Resources;
 use crate::traffic::Traffic;
 use crate::{ACTORS, ATESPACE, WORKERS};
+
+/// So many are deleted in the end, to see that nothing is left of them.
+const DELETED: usize = 2;
 
 /// By then every lease has run out and every retry has had its turn.
 const WITHIN: Duration = Duration::from_secs(180);
 
-pub(crate) async fn judge(site: &mut Site, traffic: &Traffic, seen: &[Seen]) -> anyhow::Result<Examined> {
+/// `before`: what the processes had when all was well and everybody slept.
+pub(crate) async fn judge(
+    site: &mut Site,
+    traffic: &Traffic,
+    seen: &[Seen],
+    before: &Resources,
+) -> anyhow::Result<Examined> {
     // Nobody was away for all of it.
     for actor in crate::actors() {
         let answered = |seen: &&Seen| seen.actor == actor && matches!(seen.what, What::Answered { .. });
@@ -38,14 +49,26 @@ pub(crate) async fn judge(site: &mut Site, traffic: &Traffic, seen: &[Seen]) -> 
     // Nobody needs a worker when everybody sleeps, and nothing is under way.
     let api = site.cluster.running("api").first().context("a replica runs")?.clone();
     let client = site.cluster.client(&api, 0).await;
-    for actor in crate::actors() {
-        settled(&format!("{actor} is suspended"), || suspended(&client, &actor)).await?;
-    }
-    settled("every worker is there, and free", || free(&client)).await?;
+    sleeping(&client).await?;
     settled("no operation is left", || async { operations(site) == 0 }).await?;
-    settled("nothing is stored that nobody refers to", || async { manifests(site) == ACTORS + 1 })
+    let stored = || stored(&site.minio.directory().join(ate_testkit_minio::BUCKET));
+    settled("nothing is stored that nobody refers to", || async { is_whole(&stored(), ACTORS + 1) })
         .await
-        .with_context(|| format!("{} snapshots for {ACTORS} actors and their template", manifests(site)))?;
+        .with_context(|| format!("for {ACTORS} actors and their template there is {:?}", stored()))?;
+    settled("resources are as at the start", || async { Resources::of(site).exceeding(before).is_empty() })
+        .await
+        .with_context(|| format!("left behind: {}", Resources::of(site).exceeding(before).join(", ")))?;
+    for actor in crate::actors().take(DELETED) {
+        client.delete(ATESPACE, &actor).await;
+        let left =
+            || stored().into_iter().filter(|object| object.iter().any(|part| *part == *actor)).collect::<Vec<_>>();
+        settled("nothing of the deleted is stored", || async { left().is_empty() })
+            .await
+            .with_context(|| format!("of {actor} there is {:?}", left()))?;
+    }
+    settled("nothing else has gone", || async { is_whole(&stored(), ACTORS + 1 - DELETED) })
+        .await
+        .with_context(|| format!("there is {:?}", stored()))?;
 
     for (log, said) in site.cluster.logs() {
         if let Some(line) = said.lines().find(|line| line.contains("panicked at")) {
@@ -72,7 +95,15 @@ pub(crate) async fn judge(site: &mut Site, traffic: &Traffic, seen: &[Seen]) -> 
     Ok(examined)
 }
 
-async fn settled<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) -> anyhow::Result<()> {
+/// Waits until everybody sleeps and no worker has anybody.
+pub(crate) async fn sleeping(client: &Client) -> anyhow::Result<()> {
+    for actor in crate::actors() {
+        settled(&format!("{actor} is suspended"), || suspended(client, &actor)).await?;
+    }
+    settled("every worker is there, and free", || free(client)).await
+}
+
+pub(crate) async fn settled<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) -> anyhow::Result<()> {
     let begun = Instant::now();
     while !holds().await {
         if begun.elapsed() > WITHIN {
@@ -97,13 +128,21 @@ fn operations(site: &Site) -> usize {
     counted.trim().parse().unwrap_or(usize::MAX)
 }
 
-fn manifests(site: &Site) -> usize {
-    fn below(directory: &Path) -> usize {
-        let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-        // An object is a directory of its name.
-        entries.map(|entry| if entry.file_name() == "manifest.json" { 1 } else { below(&entry.path()) }).sum()
+/// Every object in the bucket. To MinIO one is a directory of its name, with this file in it.
+fn stored(directory: &Path) -> Vec<PathBuf> {
+    if directory.join("xl.meta").exists() {
+        return vec![directory.to_owned()];
     }
-    below(&site.minio.directory().join(ate_testkit_minio::BUCKET))
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.path().is_dir()).flat_map(|entry| stored(&entry.path())).collect()
+}
+
+/// Whether these are so many snapshots, and nothing that is part of none: without its manifest nobody would ever look for it.
+fn is_whole(stored: &[PathBuf], snapshots: usize) -> bool {
+    let manifests: BTreeSet<&Path> =
+        stored.iter().filter(|object| object.ends_with("manifest.json")).filter_map(|object| object.parent()).collect();
+    let part_of_one = |object: &PathBuf| object.parent().is_some_and(|snapshot| manifests.contains(snapshot));
+    manifests.len() == snapshots && stored.iter().all(part_of_one)
 }
 
 /// Snapshots below a directory that were begun and never finished.

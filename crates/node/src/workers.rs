@@ -76,7 +76,7 @@ pub(crate) type Resident = (Identity, Ran, Workload);
 
 #[derive(Debug, Default)]
 struct HandleState {
-    /// Kinds of which a box waits, and for whom, if that is known.
+    /// Kinds of which a box was made and not used, and for whom, if that is known. It may have ended, or have made room.
     warm: HashMap<BoxKind, Option<TemplateUid>>,
     tenant: Option<Resident>,
     memory_bytes: u64,
@@ -161,9 +161,7 @@ impl Handle {
         let report = *report;
         let mut state = self.state.lock();
         state.memory_bytes = report.hosted.as_ref().map_or(0, |hosted| hosted.memory_bytes);
-        // Others have ended, or have made room.
-        state.warm.retain(|kind, _| report.warm.contains(kind));
-        let warm: BTreeSet<TemplateUid> = state.warm.values().copied().flatten().collect();
+        let warm: BTreeSet<TemplateUid> = report.warm.iter().filter_map(|kind| *state.warm.get(kind)?).collect();
         drop(state);
         Some((self.reported(report.hosted, warm), report.retained))
     }

@@ -1,6 +1,6 @@
 //! Boxes that wait for their actor: made of what the node sent, and gone without a trace.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::task::{Context, Waker};
@@ -48,30 +48,33 @@ pub(crate) fn clear_away(left: impl Send + 'static) {
     tokio::task::spawn_blocking(move || drop(left));
 }
 
-/// The boxes that wait, in the order in which they were made.
+/// The boxes that wait, one of a kind, in the order in which they were made.
 #[derive(Default)]
 pub(crate) struct Warm(Vec<(BoxKind, WarmBox)>);
 
 impl Warm {
-    /// Returns the one that has waited longest, if there are too many.
+    /// Returns the one that makes room: of the same kind, or the one that has waited longest if there are too many.
     pub(crate) fn put(&mut self, kind: BoxKind, warm: WarmBox) -> Option<WarmBox> {
+        let same = self.0.iter().position(|(known, _)| *known == kind);
+        let goes = same.or((self.0.len() >= WARM_KEPT).then_some(0));
+        let gone = goes.map(|index| self.0.remove(index).1);
         self.0.push((kind, warm));
-        (self.0.len() > WARM_KEPT).then(|| self.0.remove(0).1)
+        gone
     }
 
-    /// The latest of this kind that has not ended, and those that have.
+    /// The one of this kind, unless it has ended, and those that have.
     pub(crate) fn take(&mut self, kind: &BoxKind) -> (Option<WarmBox>, Vec<WarmBox>) {
         let ended = self.0.extract_if(.., |(_, warm)| warm.has_ended()).map(|(_, warm)| warm).collect();
-        let latest = self.0.iter().rposition(|(known, _)| known == kind);
-        (latest.map(|index| self.0.remove(index).1), ended)
+        let found = self.0.iter().position(|(known, _)| known == kind);
+        (found.map(|index| self.0.remove(index).1), ended)
     }
 
     pub(crate) fn take_all(&mut self) -> impl Iterator<Item = WarmBox> + use<> {
         std::mem::take(&mut self.0).into_iter().map(|(_, warm)| warm)
     }
 
-    pub(crate) fn kinds(&self) -> BTreeSet<&BoxKind> {
-        self.0.iter().map(|(kind, _)| kind).collect()
+    pub(crate) fn kinds(&self) -> Vec<BoxKind> {
+        self.0.iter().map(|(kind, _)| kind.clone()).collect()
     }
 }
 
@@ -208,12 +211,14 @@ mod tests {
         for n in 0..WARM_KEPT {
             assert!(boxes.put(kind(&format!("k{n}")), warm(&n.to_string(), Still::default())).is_none());
         }
-        let gone = boxes.put(kind("k1"), warm("new", Still::default())).expect("one too many");
+        let gone = boxes.put(kind("k1"), warm("second", Still::default())).expect("one of a kind");
+        assert_eq!(id(&gone), "1");
+        let gone = boxes.put(kind("new"), warm("new", Still::default())).expect("one too many");
         assert_eq!(id(&gone), "0");
+        assert_eq!(boxes.kinds().len(), WARM_KEPT);
         assert!(boxes.take(&kind("k0")).0.is_none());
-        assert_eq!(boxes.kinds().len(), WARM_KEPT - 1);
-        let taken = [boxes.take(&kind("k1")).0, boxes.take(&kind("k1")).0].map(|warm| id(&warm.expect("it waits")));
-        assert_eq!(taken, ["new", "1"]);
+        assert_eq!(boxes.take(&kind("k1")).0.map(|warm| id(&warm)).as_deref(), Some("second"));
+        assert!(boxes.take(&kind("k1")).0.is_none());
     }
 
     #[test]
@@ -221,12 +226,12 @@ mod tests {
         let mut boxes = Warm::default();
         let dead = Still::default();
         let ends = dead.ended.clone();
-        boxes.put(kind("k"), warm("alive", Still::default()));
+        boxes.put(kind("other"), warm("alive", Still::default()));
         boxes.put(kind("k"), warm("dead", dead));
         ends.cancel();
         let (taken, ended) = boxes.take(&kind("k"));
-        assert_eq!(taken.map(|warm| id(&warm)).as_deref(), Some("alive"));
+        assert!(taken.is_none());
         assert_eq!(ended.iter().map(id).collect::<Vec<_>>(), ["dead"]);
-        assert!(boxes.take(&kind("k")).0.is_none());
+        assert_eq!(boxes.take(&kind("other")).0.map(|warm| id(&warm)).as_deref(), Some("alive"));
     }
 }

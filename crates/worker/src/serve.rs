@@ -265,7 +265,7 @@ impl Worker {
             worker: self.config.uid,
             build: self.config.build.clone(),
             hosted: slot.tenant.as_ref().map(|tenant| tenant.hosted()),
-            warm: slot.warm.kinds().into_iter().cloned().collect(),
+            warm: slot.warm.kinds(),
             retained: slot.retained.keys().copied().collect(),
         }
     }

@@ -88,7 +88,7 @@ impl Control {
         let nodes: BTreeSet<NodeName> = self.fleet.lock().iter().map(|worker| worker.lease.node.clone()).collect();
         let (away, hanging) = self.nodes.too_silent();
         let deaf: BTreeSet<NodeName> = away.into_iter().chain(hanging).chain([told.clone()]).collect();
-        for node in nodes.difference(&deaf).cloned() {
+        for node in &nodes - &deaf {
             let control = Arc::clone(self);
             self.tasks.spawn(async move {
                 let _ = control.nodes.forget_snapshots(&node, Some(gone), Vec::new()).await;

@@ -206,8 +206,8 @@ impl Snapshots {
         }
         let fetched = self.fetch_files(blobs, key, wanted).await;
         if fetched.is_err() {
-            let clear = |snapshots: &Self, key: &SnapshotKey| Ok(snapshots.forget_half(key));
-            let _ = self.off_reactor("clear away what was fetched", key, clear).await;
+            let (snapshots, half) = (Arc::clone(self), key.clone());
+            let _ = tokio::task::spawn_blocking(move || snapshots.forget_half(&half)).await;
         }
         fetched
     }

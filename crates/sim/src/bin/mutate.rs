@@ -148,7 +148,7 @@ const MUTATIONS: &[Mutation] = &[
         name: "a suspend is acknowledged that lost the actor",
         file: "crates/control/src/save.rs",
         from: "self.settle(read, Event::Lost, Note::because(\"Lost\", why)).await?;",
-        to: "return self.settle(read, Event::Lost, Note::because(\"Lost\", why)).await;",
+        to: "return self.settle(read, Event::Lost, Note::because(\"Lost\", why)).await.map(|read| Saved { read, upload: None });",
     },
     Mutation {
         name: "who is deleted by force keeps a worker",
@@ -165,8 +165,8 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "whoever waits for a node that hangs waits as long as it does",
         file: "crates/control/src/resume.rs",
-        from: "before(deadline, self.nodes.abort(&lease.node, lease.worker, *op)).await;",
-        to: "self.nodes.abort(&lease.node, lease.worker, *op).await;",
+        from: "before(deadline, self.activated(key, stale, deadline)).await.unwrap_or_else(|| {",
+        to: "Some(self.activated(key, stale, deadline).await).unwrap_or_else(|| {",
     },
 ];
 

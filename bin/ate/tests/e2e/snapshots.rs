@@ -112,9 +112,11 @@ async fn a_copy_that_is_damaged_or_gone_is_fetched_from_durable_storage() {
     let reply = machine.count("space", "a").await;
     assert_eq!((reply.memory, reply.file), (expected + 1, expected + 1), "{reply:?}");
     machine.suspend("space", "a").await;
+    // The bucket: what is beside it belongs to the process that writes there.
+    let bucket = storage.path().join("snapshots");
     let stored = |snapshots| {
-        let storage = storage.path();
-        async move { files(storage, "manifest.json").len() == snapshots && strays(storage).is_empty() }
+        let bucket = bucket.as_path();
+        async move { files(bucket, "manifest.json").len() == snapshots && strays(bucket).is_empty() }
     };
     machine.until("only the golden's and the newest are left", || stored(2)).await;
     machine.ate(&["delete", "actor", "a", "-a", "space"]).await;

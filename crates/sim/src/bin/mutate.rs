@@ -77,10 +77,8 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "a suspend is acknowledged when only a node has it",
         file: "crates/control/src/save.rs",
-        from: "if intent != Intent::Suspend {
-            return Ok(read);",
-        to: "if intent != Intent::Pause {
-            return Ok(read);",
+        from: "Ok(saved) if intent == Intent::Suspend => saved.durable(&control).await,",
+        to: "Ok(saved) if intent == Intent::Pause => saved.durable(&control).await,",
     },
     Mutation {
         name: "snapshots are removed that are still referred to",

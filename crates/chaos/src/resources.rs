@@ -12,6 +12,8 @@ use crate::faults::Site;
 /// memory there is no more than there was.
 const MORE: usize = 16;
 
+const BOXES: &str = "boxes";
+
 /// How many of what, over all nodes: which node has which worker is not the same in the end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Resources(BTreeMap<&'static str, usize>);
@@ -29,15 +31,23 @@ impl Resources {
             for pid in workers {
                 add("descriptors of workers", links(pid).len());
                 add("mounts of workers", lines(&format!("/proc/{pid}/mounts")));
+                // Not the processes in them: how many a sandbox has is its own affair.
+                add(BOXES, entries(&format!("/proc/{pid}/root/box")));
                 add("volumes", entries(&format!("/proc/{pid}/root/volume")));
             }
             let leaks = Leaks::of_instance(&site.cluster.data(&node));
             add("loop devices", leaks.loops.len());
             add("control groups", leaks.cgroups.iter().map(|root| below(root)).sum());
         }
-        add("processes of sandboxes", site.cluster.sandbox_pids().len());
-        add("mounts of the host", lines("/proc/self/mounts"));
+        let named = site.cluster.directory().display().to_string();
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        add("mounts of the host", mounts.lines().filter(|line| line.contains(&named)).count());
         Self(counts)
+    }
+
+    /// How many boxes wait for somebody, if nobody is awake.
+    pub(crate) fn boxes(&self) -> usize {
+        self.0.get(BOXES).copied().unwrap_or(0)
     }
 
     /// What there is more of than there was.

@@ -12,6 +12,7 @@
 //!   RestartActor, ForkActor ─▶ restart.rs, fork.rs: a save and a wake, a copy and a new actor
 //!   UnstickActor, ForceDeleteActor ─▶ force.rs, with audit.rs: whatever is under way
 //!   apply -f              ─▶ catalog.rs ─▶ golden.rs: first snapshot of a template
+//!   WatchActors           ─▶ changes.rs: the list, then the feed
 //! ```
 
 mod actors;

@@ -137,8 +137,12 @@ impl Control {
         if !template.tells_readiness() {
             tokio::time::sleep(self.settings.golden_warm_up).await;
         }
-        let saved = self.save_settled(&actor).await?;
-        let golden = saved.snapshots.durable.clone();
+        let golden = self.save_settled(&actor).await?.snapshots.durable;
+        if golden.is_none() {
+            // Lost before it was saved: it is at rest, as was asked for, but there is nothing to try, and its wake would wait for the
+            // golden that it is to become.
+            return Err(ControlError::new(Code::Aborted, "the golden actor was lost before its snapshot was taken"));
+        }
         phase(TemplatePhase::TrialGoldenActor).await?;
         self.wake(read().await?, Start::Trial, far_away(), true).await.map_err(|error| {
             let text = format!("its snapshot does not come back to life: {}", error.text);

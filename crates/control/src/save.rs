@@ -140,8 +140,8 @@ impl Control {
             let Some(assignee) = worker.assigned else { continue };
             let deadline = Instant::now() + self.settings.park;
             // Whatever it is in the middle of comes to its end first.
-            self.settled(&assignee.key, deadline).await?;
-            let saved = match self.actor(&assignee.key).await {
+            let settled = self.settled(&assignee.key, deadline).await;
+            let saved = match settled.and(self.actor(&assignee.key).await) {
                 Ok(read) if matches!(read.value.phase, Phase::Running { .. }) => {
                     self.save(read, Intent::Suspend, "the server stops").await.map(|saved| uploading.push(saved))
                 }

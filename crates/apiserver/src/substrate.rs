@@ -263,7 +263,13 @@ impl substrate_server::Substrate for SubstrateService {
         tokio::spawn(async move {
             let running = nodes.exec(&lease.node, order, stdin_receiver, output);
             let telling = async {
-                while let Some(output) = printed.recv().await {
+                loop {
+                    let output = tokio::select! {
+                        Some(output) = printed.recv() => output,
+                        // Whoever runs it hears of it: the actor need not stay awake for what nobody reads.
+                        () = sender.closed() => return printed.close(),
+                        else => return,
+                    };
                     let output = match output {
                         Output::Stdout(bytes) => exec_response::Output::Stdout(bytes.into()),
                         Output::Stderr(bytes) => exec_response::Output::Stderr(bytes.into()),

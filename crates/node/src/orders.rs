@@ -80,11 +80,17 @@ impl Node {
     }
 }
 
-/// Passes on what comes out of a pipe until every writer has closed it.
+/// Passes on what comes out of a pipe until every writer has closed it, or until nobody listens.
 async fn pump(pipe: OwnedFd, output: mpsc::Sender<Output>, kind: fn(Vec<u8>) -> Output) {
     let Ok(mut reader) = pipe::Receiver::from_owned_fd(pipe) else { return };
     let mut buffer = vec![0; 32 << 10];
-    while let Ok(read @ 1..) = reader.read(&mut buffer).await {
+    loop {
+        let read = tokio::select! {
+            Ok(read @ 1..) = reader.read(&mut buffer) => read,
+            // The worker sees the pipe closed, and lets the actor sleep.
+            () = output.closed() => return,
+            else => return,
+        };
         if output.send(kind(buffer[..read].to_vec())).await.is_err() {
             return;
         }

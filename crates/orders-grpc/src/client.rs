@@ -150,7 +150,15 @@ impl Nodes for RemoteNodes {
         let rest = ReceiverStream::new(stdin).map(|bytes| run_input::Input::Stdin(bytes.into()));
         let input = first.chain(rest).map(|input| RunInput { input: Some(input) });
         let mut said = self.client(node)?.run(input).await.map_err(unreachable)?.into_inner();
-        while let Some(message) = said.message().await.map_err(unreachable)? {
+        loop {
+            let message = tokio::select! {
+                message = said.message() => message.map_err(unreachable)?,
+                // The node sees that nobody listens.
+                () = output.closed() => None,
+            };
+            let Some(message) = message else {
+                return Err(NodeError::Unreachable("the node did not say how the command ended".to_owned()));
+            };
             let printed = match message.output {
                 Some(run_output::Output::Stdout(bytes)) => Output::Stdout(bytes.into()),
                 Some(run_output::Output::Stderr(bytes)) => Output::Stderr(bytes.into()),
@@ -159,10 +167,8 @@ impl Nodes for RemoteNodes {
                 }
                 None => continue,
             };
-            // Nobody listens: the command goes on without being heard.
             let _ = output.send(printed).await;
         }
-        Err(NodeError::Unreachable("the node did not say how the command ended".to_owned()))
     }
 
     async fn logs(

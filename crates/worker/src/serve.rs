@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ use ate_orders::{Identity, Spent, chain};
 use ate_sandbox::{LinkConfig, Reaper, SandboxError};
 use ate_sys::Memory;
 use parking_lot::Mutex;
+use tokio::io::Interest;
+use tokio::net::unix::pipe;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -219,10 +222,18 @@ impl Worker {
                 let tenant = self.tenant(actor, generation).ok_or(Refusal::Stale)?;
                 let stdio = <[OwnedFd; 3]>::try_from(fds)
                     .map_err(|_| Refusal::Failed("exec needs three descriptors".into()))?;
+                let heard = stdio[1].try_clone().map_err(|error| Refusal::Failed(error.to_string()))?;
                 let visit = tenant.enter(&self.events).await.map_err(failed)?.ok_or(Refusal::Stale)?;
-                let exit = tenant.sandbox.exec(&exec, stdio).await.map_err(failed)?;
-                drop(visit);
-                Ok(Answer::Exited(exit))
+                let mut running = pin!(tenant.sandbox.exec(&exec, stdio));
+                let exit = tokio::select! {
+                    exit = &mut running => exit,
+                    // The command goes on, and sleeps with its actor: it keeps nobody awake whom nobody asked anything.
+                    () = unheard(heard) => {
+                        drop(visit);
+                        running.await
+                    }
+                };
+                Ok(Answer::Exited(exit.map_err(failed)?))
             }
             Command::Recall { .. } => unreachable!("answered with descriptors"),
             Command::Release { op } => {
@@ -536,6 +547,18 @@ impl Worker {
 
 fn failed(error: SandboxError) -> Refusal {
     Refusal::Failed(chain(&error))
+}
+
+/// Until nobody reads any more what is written into a pipe.
+async fn unheard(pipe: OwnedFd) {
+    // Unchecked: it stays as it is for whoever writes into it, who may count on being blocked.
+    match pipe::Sender::from_owned_fd_unchecked(pipe) {
+        Ok(pipe) => drop(pipe.ready(Interest::ERROR).await),
+        Err(error) => {
+            tracing::warn!(%error, "nobody can tell whether a command is listened to");
+            std::future::pending().await
+        }
+    }
 }
 
 fn link_config() -> LinkConfig {

@@ -1,7 +1,10 @@
 //! Roles as processes of their own: replicas of the API on PostgreSQL, nodes, a router.
 
+use std::time::Duration;
+
 use ate_name::{ActorUid, Generation};
 use ate_preface::{Preface, PrefaceError, offer};
+use ate_proto::ate::v1::{ExecRequest, exec_request, exec_response};
 use ate_testkit::{Client, Cluster};
 use tokio::net::UnixStream;
 
@@ -204,5 +207,29 @@ async fn a_node_process_that_is_killed_finds_its_actors_as_they_run() {
         (counted, generation) = (after.memory, after.generation);
     }
     eprintln!("this machine is too slow to tell: it has never had its node back within the lease");
+    cluster.stop_all().await;
+}
+
+#[tokio::test]
+async fn a_command_keeps_its_actor_awake_for_as_long_as_somebody_reads_what_it_prints() {
+    let mut cluster = Cluster::start(ATE, 1, 1, 1).await;
+    let client = cluster.client("api-0", 0).await;
+    client.apply_counter(1, "  idle: {freezeAfter: 100ms, suspendAfter: 300ms}").await;
+    client.create_atespace("space").await;
+    client.create_counter("space", "a").await;
+    let args = ["/counter", "-port", "8081", "-grpc-port", "8082"].map(str::to_owned).to_vec();
+    let start = exec_request::Start { atespace: "space".into(), name: "a".into(), args, ..Default::default() };
+    let input = tokio_stream::once(ExecRequest { input: Some(exec_request::Input::Start(start)) });
+    let mut running = client.substrate().exec(input).await.expect("it begins").into_inner();
+    let printed = running.message().await.expect("it lives").and_then(|said| said.output);
+    let Some(exec_response::Output::Stdout(printed)) = printed else { panic!("{printed:?}") };
+    assert!(String::from_utf8_lossy(&printed).contains("listening"), "{printed:?}");
+
+    let sleeps = || async { client.actor("space", "a").await.status().as_str_name() == "STATUS_SUSPENDED" };
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(!sleeps().await, "somebody reads: {:?}", client.history("space", "a").await);
+    drop(running);
+    client.until("it sleeps, the command in it", sleeps).await;
+    assert_eq!(client.count("space", "a").await.memory, 1);
     cluster.stop_all().await;
 }

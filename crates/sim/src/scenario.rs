@@ -238,10 +238,22 @@ impl Stage {
     }
 
     pub async fn force_delete(&self) -> bool {
+        self.force_delete_one(0).await
+    }
+
+    /// Whichever of the actors; the first is the one that everything else is about.
+    pub async fn force_delete_one(&self, index: usize) -> bool {
         let asked = Asked::by("sim", "it is in the way").expect("a line");
-        self.deletes();
-        self.at_first(async |first| first.control.force_delete_actor(&self.actor, &asked).await.is_ok()).await
-            == Some(true)
+        let actor = &self.simulation.clients.actors[index];
+        self.simulation.clients.lives.lock().deleting(actor);
+        self.at_first(async |first| first.control.force_delete_actor(actor, &asked).await.is_ok()).await == Some(true)
+    }
+
+    /// Puts all to rest, as a machine does that stops; returns whom it could not.
+    pub async fn suspend_all(&self) -> Vec<ActorKey> {
+        let suspended = self.at_first(async |first| first.control.suspend_all().await).await;
+        let failed = suspended.expect("nobody died").expect("the store is there");
+        failed.into_iter().map(|(key, _, _)| key).collect()
     }
 
     /// What was done by force, as a replica that lives tells it.

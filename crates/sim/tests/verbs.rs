@@ -107,6 +107,19 @@ fn every_node_is_told_of_an_actor_that_is_gone() {
 }
 
 #[test]
+fn a_machine_that_stops_puts_all_to_rest_though_one_of_them_is_deleted_meanwhile() {
+    for gone in 0..3 {
+        play_alone(3, async |stage: &Stage| {
+            stage.wake_the_others().await;
+            assert_eq!(stage.running().await.len(), 3);
+            let (failed, deleted) = tokio::join!(stage.suspend_all(), stage.force_delete_one(gone));
+            assert!(deleted && failed.len() == 1, "it was gone before its turn: {failed:?}");
+            assert!(stage.running().await.is_empty());
+        });
+    }
+}
+
+#[test]
 fn a_delete_by_force_is_done_or_not_and_its_audit_with_it() {
     for (point, done) in
         [("before commit of deleted", false), ("after commit of deleted", true), ("before forget", true)]

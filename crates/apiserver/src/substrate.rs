@@ -265,14 +265,14 @@ impl substrate_server::Substrate for SubstrateService {
             let telling = async {
                 loop {
                     let output = tokio::select! {
-                        Some(output) = printed.recv() => output,
+                        output = printed.recv() => output,
                         // Whoever runs it hears of it: the actor need not stay awake for what nobody reads.
                         () = sender.closed() => return printed.close(),
-                        else => return,
                     };
                     let output = match output {
-                        Output::Stdout(bytes) => exec_response::Output::Stdout(bytes.into()),
-                        Output::Stderr(bytes) => exec_response::Output::Stderr(bytes.into()),
+                        Some(Output::Stdout(bytes)) => exec_response::Output::Stdout(bytes.into()),
+                        Some(Output::Stderr(bytes)) => exec_response::Output::Stderr(bytes.into()),
+                        None => return,
                     };
                     let _ = sender.send(Ok(ExecResponse { output: Some(output) })).await;
                 }

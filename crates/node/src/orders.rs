@@ -64,12 +64,17 @@ impl Node {
         };
         let command = Command::Exec { actor: order.actor, generation: order.generation, exec };
         let fds: [OwnedFd; 3] = [stdin_read.into(), stdout_write.into(), stderr_write.into()];
-        let answer = handle.link.call(command, &link::borrowed(&fds)).await;
+        let begun = handle.link.begin(command, &link::borrowed(&fds)).await;
+        // Its ends are the command's alone: it may run for long, and may close them.
         drop(fds);
+        let answer = match begun {
+            Ok(ended) => ended.await,
+            Err(error) => Err(error),
+        };
         for pump in pumps {
             let _ = pump.await;
         }
-        match answer.map_err(from_link)? {
+        match answer.map_err(from_link)?.0 {
             Answer::Exited(exit) => Ok(exit),
             other => Err(NodeError::Failed(format!("the worker answered {other:?}"))),
         }
@@ -86,11 +91,11 @@ async fn pump(pipe: OwnedFd, output: mpsc::Sender<Output>, kind: fn(Vec<u8>) -> 
     let mut buffer = vec![0; 32 << 10];
     loop {
         let read = tokio::select! {
-            Ok(read @ 1..) = reader.read(&mut buffer) => read,
+            read = reader.read(&mut buffer) => read,
             // The worker sees the pipe closed, and lets the actor sleep.
             () = output.closed() => return,
-            else => return,
         };
+        let Ok(read @ 1..) = read else { return };
         if output.send(kind(buffer[..read].to_vec())).await.is_err() {
             return;
         }

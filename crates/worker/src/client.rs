@@ -58,6 +58,15 @@ impl WorkerLink {
         command: Command,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(Answer, Vec<OwnedFd>), LinkError> {
+        self.begin(command, fds).await?.await
+    }
+
+    /// Returns when the command is on its way, with what is to be waited for: the descriptors may be closed by then.
+    pub async fn begin(
+        &self,
+        command: Command,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<impl Future<Output = Result<(Answer, Vec<OwnedFd>), LinkError>> + use<>, LinkError> {
         let (sender, answer) = oneshot::channel();
         {
             let mut writer = self.writer.lock().await;
@@ -71,8 +80,10 @@ impl WorkerLink {
                 return Err(error.into());
             }
         }
-        let (answer, fds) = answer.await.map_err(|_| LinkError::Gone)?;
-        Ok((answer?, fds))
+        Ok(async move {
+            let (answer, fds) = answer.await.map_err(|_| LinkError::Gone)?;
+            Ok((answer?, fds))
+        })
     }
 }
 

@@ -44,6 +44,11 @@ const HANDSHAKE_WITHIN: std::time::Duration = std::time::Duration::from_secs(10)
 /// Handshakes under way at once; more connections wait in the kernel's queue.
 const MAX_HANDSHAKES: usize = 64;
 
+/// A client that is silent for so long is asked whether it is there, and is gone if it does not answer: one whose machine went away
+/// never says so, and what it had running would keep an actor awake.
+const PROBE_EVERY: std::time::Duration = std::time::Duration::from_secs(30);
+const PROBE_WITHIN: std::time::Duration = std::time::Duration::from_secs(20);
+
 /// What the API says about itself.
 #[derive(Clone, Debug)]
 pub struct Info {
@@ -103,6 +108,8 @@ pub async fn serve(
         Ok(Server::builder()
             .concurrency_limit_per_connection(MAX_CALLS as usize)
             .max_concurrent_streams(MAX_CALLS)
+            .http2_keepalive_interval(Some(PROBE_EVERY))
+            .http2_keepalive_timeout(Some(PROBE_WITHIN))
             .layer(elapsed::ElapsedLayer)
             .layer(guard::GuardLayer(secured_by.clone()))
             .add_service(reflection().build_v1()?)

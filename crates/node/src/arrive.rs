@@ -199,8 +199,11 @@ impl Node {
         };
         let (node, data_key) = (Arc::clone(self), Arc::new(data_key));
         match node.clone().read_in(key.clone(), manifest.clone(), data_key.clone(), scope).await {
-            Err(SnapshotError::Unusable { reason, .. }) if self.snapshots.can_fetch(&key) => {
-                tracing::warn!(snapshot = %key, reason, "the copy on this disk is damaged: fetching it again");
+            // Damaged, or removed while the wake waited for its turn.
+            Err(error @ (SnapshotError::Unusable { .. } | SnapshotError::Missing { .. }))
+                if self.snapshots.can_fetch(&key) =>
+            {
+                tracing::warn!(snapshot = %key, %error, "the copy on this disk is of no use: fetching it again");
                 self.snapshots.fetch_again(&key, &manifest).await.map_err(unusable)?;
                 node.read_in(key, manifest, data_key, scope).await.map_err(unusable)
             }

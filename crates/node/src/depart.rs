@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use ate_name::OpId;
+use ate_name::{OpId, WorkerUid};
 use ate_orders::{Capture, Captured, NodeError, SnapshotOrder, Stored};
 use ate_snapshot::{ActorIdentity, Asset, DataKey, Manifest, Scope, SecretExposure, SnapshotKey, TemplateIdentity};
 use ate_sys::Memory;
@@ -198,6 +198,12 @@ impl Node {
         self.captured.lock().values().any(|in_hand| Arc::ptr_eq(&in_hand.worker, handle))
     }
 
+    /// The worker, if something that it captured is not stored yet.
+    pub(crate) fn held_by(&self, worker: WorkerUid) -> Option<Arc<Handle>> {
+        let captured = self.captured.lock();
+        captured.values().map(|in_hand| &in_hand.worker).find(|handle| handle.birth.uid == worker).cloned()
+    }
+
     /// What was stored need not be held any more, neither here nor in its worker.
     fn let_go(self: &Arc<Self>, op: OpId) {
         let in_hand = self.captured.lock().remove(&op);
@@ -383,6 +389,22 @@ mod tests {
         assert!(node.handles().is_empty() && node.owes());
         node.run_store(order).await.unwrap();
         assert!(node.snapshots.is_here(&key) && !node.owes());
+    }
+
+    #[tokio::test]
+    async fn a_worker_of_another_build_goes_when_what_it_holds_is_stored_and_not_before() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = stub::node(directory.path());
+        let order = order().1;
+        let retained = HashMap::from([(order.op, tempfile::tempfile().unwrap())]);
+        let worker = Arc::new(Stub { build: "another".to_owned(), ..Stub::new(retained) });
+        let (_, place) = worker.settle(&node);
+        node.adopt().await;
+        assert!(node.handles().is_empty() && place.exists(), "if this node ends now, the next one finds it");
+        node.run_store(order).await.unwrap();
+        node.tasks.close();
+        node.tasks.wait().await;
+        assert!(!place.exists() && worker.retained.lock().is_empty());
     }
 
     #[tokio::test]

@@ -110,11 +110,18 @@ impl Stub {
 
     /// Begins to serve, and is found by the node.
     pub(crate) async fn join(self: &Arc<Self>, node: &Arc<Node>) -> Result<Arc<Handle>, NodeError> {
+        let (birth, directory) = self.settle(node);
+        node.connect(&birth, &directory).await
+    }
+
+    /// Begins to serve; whoever looks into the directory finds it.
+    pub(crate) fn settle(self: &Arc<Self>, node: &Arc<Node>) -> (Birth, PathBuf) {
         let (birth, directory) = Self::birth(node);
+        std::fs::write(directory.join("worker.json"), serde_json::to_vec(&birth).expect("plain data")).expect("a file");
         let socket = directory.join("link").join(ate_worker::LINK_SOCKET);
         let listener = UnixListener::bind(ate_sys::SocketPath::of(&socket).expect("a path").path()).expect("a socket");
         tokio::spawn(Arc::clone(self).serve(birth.uid, listener, self.news.subscribe()));
-        node.connect(&birth, &directory).await
+        (birth, directory)
     }
 
     async fn serve(self: Arc<Self>, worker: WorkerUid, listener: UnixListener, mut news: broadcast::Receiver<Event>) {

@@ -232,7 +232,10 @@ impl Node {
             if let Err(error) = alive {
                 let pod = birth.as_ref().map(|birth| format!("{} of {}", birth.pod, birth.pool));
                 tracing::info!(worker = %path.display(), pod, error = chain(&error), "cleaning up after a worker");
-                self.clean_up(birth, path).await;
+                match birth.as_ref().and_then(|birth| self.second_hands(birth.uid)) {
+                    Some(handle) => self.clean_up_once_stored(handle),
+                    None => self.clean_up(birth, path).await,
+                }
             }
         });
         futures::future::join_all(adopted).await;
@@ -261,7 +264,10 @@ impl Node {
             handle.host(&hosted.identity, &memo.ran, &memo.workload);
         }
         for op in &report.retained {
-            self.take_back(&handle, *op).await.map_err(|error| NodeError::Worker(error.to_string()))?;
+            // One that cannot be told apart is lost; the others are not.
+            if let Err(error) = self.take_back(&handle, *op).await {
+                tracing::warn!(worker = %birth.uid, %op, %error, "what a worker has captured cannot be taken over");
+            }
         }
         // Its actor cannot be followed, but what it has captured has been taken from it: that is stored here as any other.
         if report.build != self.config.build {
@@ -328,6 +334,33 @@ impl Node {
         self.missing.notify_one();
     }
 
+    /// A worker that is nobody's any more but as the second pair of hands on what it captured.
+    fn second_hands(&self, worker: WorkerUid) -> Option<Arc<Handle>> {
+        let handle = self.held_by(worker)?;
+        handle.actor().is_none().then_some(handle)
+    }
+
+    /// Unless the node stops before: then the next one finds the worker as this one did.
+    fn clean_up_once_stored(self: &Arc<Self>, handle: Arc<Handle>) {
+        let node = Arc::clone(self);
+        self.tasks.spawn(async move {
+            if node.until_stored(&handle).await {
+                node.clean_up(Some(handle.birth.clone()), handle.directory.clone()).await;
+            }
+        });
+    }
+
+    /// Whether all that a worker captured is stored; not if the node stops before.
+    async fn until_stored(&self, handle: &Arc<Handle>) -> bool {
+        while self.holds(handle) {
+            tokio::select! {
+                () = tokio::time::sleep(REPORT_EVERY) => {}
+                () = self.stopping.cancelled() => return false,
+            }
+        }
+        true
+    }
+
     /// Removes what a worker has left, off the reactor.
     pub(crate) async fn clean_up(self: &Arc<Self>, birth: Option<Birth>, directory: PathBuf) {
         let node = Arc::clone(self);
@@ -365,11 +398,8 @@ impl Node {
 
     async fn end_worker(&self, handle: &Arc<Handle>) {
         // It is the second pair of hands on what is not stored yet; if need be, for the next node.
-        while self.holds(handle) {
-            tokio::select! {
-                () = tokio::time::sleep(REPORT_EVERY) => {}
-                () = self.stopping.cancelled() => return,
-            }
+        if !self.until_stored(handle).await {
+            return;
         }
         // Its link ends with it, and the rest follows from that.
         let _ = tokio::time::timeout(STOP_WITHIN, handle.link.call(link::Command::Stop, &[])).await;

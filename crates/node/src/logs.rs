@@ -21,11 +21,11 @@ const MAX_LOG: u64 = 16 << 20;
 /// Read at once when the end of a log is looked for.
 const STEP: usize = 64 << 10;
 
-/// A log of an actor that is not here goes when nobody has written to it for so long: the actor has moved on, or is no more, and a
+/// A log of an actor that is elsewhere goes when nobody has written to it for so long: the actor has moved on, or is no more, and a
 /// node may never be told.
 const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// Bytes that the logs of actors that are not here may take together; those not written to for longest go first.
+/// Bytes that the logs of actors that do not run here may take together; those not written to for longest go first.
 pub(crate) const KEPT_BYTES: u64 = 1 << 30;
 
 #[derive(Debug)]
@@ -35,21 +35,35 @@ pub(crate) struct Logs {
     tidying: Mutex<()>,
 }
 
+/// Where an actor is, as its log sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whereabouts {
+    Running,
+    /// Its snapshot is here, and whoever asks for its log will ask here.
+    Asleep,
+    Elsewhere,
+}
+
 /// A file of a log.
 #[derive(Debug)]
 struct Old {
+    asleep: bool,
     path: PathBuf,
     bytes: u64,
     written: SystemTime,
 }
 
 impl Old {
-    /// If it is a log's, of an actor that `is_here` does not know.
-    fn of(path: PathBuf, is_here: impl Fn(ActorUid) -> bool) -> Option<Self> {
+    /// If it is a log's, of an actor that does not run.
+    fn of(path: PathBuf, whereabouts: impl Fn(ActorUid) -> Whereabouts) -> Option<Self> {
         let (actor, _) = path.file_name()?.to_str()?.split_once('.')?;
         let metadata = path.metadata().ok()?;
-        let gone = !is_here(ActorUid::parse(actor).ok()?);
-        Some(Self { bytes: metadata.len(), written: metadata.modified().ok()?, path }).filter(|_| gone)
+        let asleep = match whereabouts(ActorUid::parse(actor).ok()?) {
+            Whereabouts::Running => return None,
+            Whereabouts::Asleep => true,
+            Whereabouts::Elsewhere => false,
+        };
+        Some(Self { asleep, bytes: metadata.len(), written: metadata.modified().ok()?, path })
     }
 }
 
@@ -82,17 +96,22 @@ impl Logs {
         Ok(file)
     }
 
-    /// Removes what is old of actors that are not here, and what is too much; returns how many files went. Blocks.
-    pub(crate) fn tidy(&self, is_here: impl Fn(ActorUid) -> bool, budget: u64, now: SystemTime) -> io::Result<usize> {
+    /// Removes what is old of actors that are elsewhere, and what is too much; returns how many files went. Blocks.
+    pub(crate) fn tidy(
+        &self,
+        whereabouts: impl Fn(ActorUid) -> Whereabouts,
+        budget: u64,
+        now: SystemTime,
+    ) -> io::Result<usize> {
         let paths = std::fs::read_dir(&self.directory)?.flatten().map(|entry| entry.path());
-        let mut logs: Vec<Old> = paths.filter_map(|path| Old::of(path, &is_here)).collect();
+        let mut logs: Vec<Old> = paths.filter_map(|path| Old::of(path, &whereabouts)).collect();
         logs.sort_by_key(|log| log.written);
         let mut total: u64 = logs.iter().map(|log| log.bytes).sum();
         let mut gone = 0;
         for log in logs {
             let is_old = now.duration_since(log.written).is_ok_and(|age| age > KEPT_FOR);
-            if total <= budget && !is_old {
-                break;
+            if total <= budget && (log.asleep || !is_old) {
+                continue;
             }
             total = total.saturating_sub(log.bytes);
             let _one = self.tidying.lock();
@@ -193,14 +212,21 @@ mod tests {
         let here = [log(1, "jsonl", long), log(1, "jsonl.1", 2 * long)];
         let old = [log(2, "jsonl", long), log(2, "jsonl.1", 2 * long)];
         let [older, newer] = [log(3, "jsonl", 2 * day), log(4, "jsonl", day)];
-        let is_here = |actor| actor == ActorUid::from_random([1; 16]);
-        assert_eq!(logs.tidy(is_here, KEPT_BYTES, now).unwrap(), 2);
+        let asleep = log(5, "jsonl", 3 * long);
+        let whereabouts = |actor| match actor {
+            actor if actor == ActorUid::from_random([1; 16]) => Whereabouts::Running,
+            actor if actor == ActorUid::from_random([5; 16]) => Whereabouts::Asleep,
+            _ => Whereabouts::Elsewhere,
+        };
+        assert_eq!(logs.tidy(whereabouts, KEPT_BYTES, now).unwrap(), 2);
         assert!(old.iter().all(|path| !path.exists()));
-        assert!(here.iter().chain([&older, &newer]).all(|path| path.exists()));
+        assert!(here.iter().chain([&asleep, &older, &newer]).all(|path| path.exists()));
 
-        assert_eq!(logs.tidy(is_here, 1000, now).unwrap(), 1);
-        assert!(!older.exists() && here.iter().chain([&newer]).all(|path| path.exists()));
-        assert_eq!(logs.tidy(|_| false, KEPT_BYTES, now).unwrap(), 2, "when the actor has gone, its log is old");
+        assert_eq!(logs.tidy(whereabouts, 1000, now).unwrap(), 2);
+        assert!(!older.exists() && !asleep.exists(), "whoever sleeps here for ever does not fill the disk");
+        assert!(here.iter().chain([&newer]).all(|path| path.exists()));
+        let gone = logs.tidy(|_| Whereabouts::Elsewhere, KEPT_BYTES, now).unwrap();
+        assert_eq!(gone, 2, "when the actor has gone, its log is old");
     }
 
     #[test]
@@ -213,11 +239,11 @@ mod tests {
         let path = logs.path(actor);
         File::options().append(true).open(&path).unwrap().set_modified(now - 2 * KEPT_FOR).unwrap();
         // It comes while the others are being looked at.
-        let is_here = |_| {
+        let whereabouts = |_| {
             logs.append(actor).unwrap();
-            false
+            Whereabouts::Elsewhere
         };
-        assert_eq!(logs.tidy(is_here, 0, now).unwrap(), 0);
+        assert_eq!(logs.tidy(whereabouts, 0, now).unwrap(), 0);
         assert!(path.exists());
     }
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ate_blob::Blobs;
-use ate_name::Digest;
+use ate_name::{ActorUid, Digest};
 use ate_orders::Recent;
 use ate_snapshot::seal::{Opener, Place, Sealer};
 use ate_snapshot::{
@@ -134,6 +134,11 @@ impl Snapshots {
     pub(crate) fn path(&self, key: &SnapshotKey) -> PathBuf {
         let id = key.id;
         self.directory.join(id.actor.to_string()).join(format!("{:020}-{}", id.generation.get(), id.op))
+    }
+
+    /// Whether there is any of this actor.
+    pub(crate) fn is_any_here(&self, actor: ActorUid) -> bool {
+        self.directory.join(actor.to_string()).exists()
     }
 
     pub(crate) fn is_here(&self, key: &SnapshotKey) -> bool {

@@ -16,8 +16,9 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::boxes::Ran;
+use crate::logs::{self, Whereabouts};
 use crate::start::last_words;
-use crate::{Node, NodeError, logs};
+use crate::{Node, NodeError};
 
 /// A worker that outlived its node first brings to an end what that one had begun: a save of some gigabytes at worst.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(120);
@@ -449,7 +450,12 @@ impl Node {
         let node = Arc::clone(self);
         let tidied = tokio::task::spawn_blocking(move || {
             let here: HashSet<ActorUid> = node.handles().iter().filter_map(|handle| handle.actor()).collect();
-            node.logs.tidy(|actor| here.contains(&actor), logs::KEPT_BYTES, std::time::SystemTime::now())
+            let whereabouts = |actor| match here.contains(&actor) {
+                true => Whereabouts::Running,
+                false if node.snapshots.is_any_here(actor) => Whereabouts::Asleep,
+                false => Whereabouts::Elsewhere,
+            };
+            node.logs.tidy(whereabouts, logs::KEPT_BYTES, std::time::SystemTime::now())
         });
         match tidied.await.map_err(std::io::Error::other).flatten() {
             Ok(0) => {}

@@ -14,7 +14,7 @@
 //!
 //! A save is never refused: that would cost the actor. What is over its bytes can be saved, but nothing more of it wakes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use ate_actor::Actor;
 use ate_name::{ActorKey, AtespaceName};
@@ -301,16 +301,16 @@ impl Control {
             return Ok(());
         };
         let AtespaceRecord { quota, limits: number, .. } = Read::<AtespaceRecord>::decode(record.clone())?.value;
-        let known = limits.get(&name).map_or(0, |known| known.number);
-        // Only those that have, or had, limits: there may be very many without. And older news never replace newer.
-        if number > 0 && number >= known || !quota.is_unlimited() && known == 0 {
-            limits.insert(name, Limits { quota, number });
-        }
+        note(&mut limits, name, Limits { quota, number });
         Ok(())
     }
 
     pub(crate) async fn load_quotas(&self) -> Result<(), ControlError> {
-        each(&self.all(Kind::Atespace).await?, |record| self.note_atespace(&record.key, Some(record)));
+        let records = self.all(Kind::Atespace).await?;
+        let there: HashSet<&str> = records.iter().map(|record| record.key.path()).collect();
+        // The others were deleted while nobody told us.
+        self.limits.write().retain(|name, _| there.contains(name.as_str()));
+        each(&records, |record| self.note_atespace(&record.key, Some(record)));
         Ok(())
     }
 
@@ -354,6 +354,17 @@ impl Control {
     }
 }
 
+/// Keeps only those that have, or had, limits: there may be very many without. Older news never replace newer; but one that never
+/// had any may have been made anew. Should that be the older news, the guard of the next change tells.
+fn note(limits: &mut HashMap<AtespaceName, Limits>, name: AtespaceName, news: Limits) {
+    let known = limits.get(&name).map_or(0, |known| known.number);
+    if news.number == 0 && news.quota.is_unlimited() {
+        limits.remove(&name);
+    } else if news.number >= known {
+        limits.insert(name, news);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use ate_store::{MemoryStore, Store as _};
@@ -381,6 +392,22 @@ mod tests {
         assert_eq!(error.code, Code::ResourceExhausted);
         assert!(error.text.contains("Atespace space") && error.text.contains("ate quota space --running N"));
         assert!(exceeded(&Guard::Present(count_key(&space, RUNNING))).is_none());
+    }
+
+    #[test]
+    fn older_news_replace_no_limits_and_an_atespace_that_is_made_anew_has_none() {
+        let (mut limits, space) = (HashMap::new(), AtespaceName::parse("space").unwrap());
+        let of = |number, actors| Limits { quota: Quota { actors, ..Quota::default() }, number };
+        let mut told = |news: Limits| {
+            note(&mut limits, space.clone(), news);
+            limits.get(&space).map(|known| (known.number, known.quota.actors))
+        };
+        assert_eq!(told(of(0, None)), None);
+        assert_eq!(told(of(0, Some(1))), Some((0, Some(1))), "as written before limits were numbered");
+        assert_eq!(told(of(7, Some(2))), Some((7, Some(2))));
+        assert_eq!(told(of(6, Some(3))), Some((7, Some(2))));
+        assert_eq!(told(of(8, None)), Some((8, None)), "had some");
+        assert_eq!(told(of(0, None)), None, "made anew");
     }
 
     #[test]

@@ -102,7 +102,7 @@ impl Follower {
 
     async fn catch_up(&self) -> Result<(), Trouble> {
         loop {
-            let seen = self.shared.relay.seen();
+            let seen = self.shared.seen();
             let head = within(EXCHANGE, self.client.query_one(&self.head, &[])).await?;
             let head = self.shared.check_head(&head, seen)?;
             self.shared.saw(head);

@@ -193,6 +193,12 @@ impl Shared {
         )))
     }
 
+    /// The newest commit that is known here: of the feed, or this replica's own, which the feed may not have come to yet.
+    fn seen(&self) -> Revision {
+        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        self.relay.seen().max(last.map_or(Revision(0), |last| last.revision))
+    }
+
     fn remember(&self, entry: Entry) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if last.is_none_or(|last| last.revision < entry.revision) {

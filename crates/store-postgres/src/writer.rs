@@ -102,7 +102,7 @@ impl Writer {
         }
         let session = self.session.as_ref().expect("opened above");
         let question = Question::of(group);
-        let seen = self.shared.relay.seen();
+        let seen = self.shared.seen();
         let answers = within(EXCHANGE, session.begin(&question)).await.map_err(Failure::Before)?;
         let wrong = |fault| Failure::Before(Trouble::Wrong(fault));
         let start = self.shared.check_head(&answers.head, seen).map_err(Failure::Before)?;

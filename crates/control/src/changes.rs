@@ -58,7 +58,7 @@ struct Watch {
     control: Arc<Control>,
     prefix: Prefix,
     atespace: Option<AtespaceName>,
-    feed: Feed,
+    feed: futures::stream::Fuse<Feed>,
     /// Of the feed everything up to here was taken in.
     at: Revision,
     listing: Listing,
@@ -89,7 +89,7 @@ impl Control {
             control: Arc::clone(self),
             prefix,
             atespace: atespace.cloned(),
-            feed,
+            feed: feed.fuse(),
             at,
             listing,
             stirred: self.stirred.subscribe(),

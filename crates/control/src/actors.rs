@@ -5,11 +5,11 @@ use ate_name::{ActorKey, ActorUid, AtespaceName, Labels, ObjectKey};
 use ate_store::{Change, CommitError, Guard, Kind, Prefix};
 use std::sync::Arc;
 
+use crate::golden::golden_actor;
 use crate::ledger::Note;
 use crate::quota::outdated;
 use crate::records::{
-    Forget, HistoryEntry, Read, actor_key, actors_of, atespace_key, encode, history_of, made_from_key, object_key,
-    operation_key,
+    Forget, HistoryEntry, Read, actor_key, actors_of, atespace_key, encode, history_of, made_from_key, operation_key,
 };
 use crate::{Code, Control, ControlError};
 
@@ -57,30 +57,41 @@ impl Control {
         selector: Labels,
     ) -> Result<Versioned, ControlError> {
         let missing = || ControlError::precondition(format!("ActorTemplate {template} not found"));
-        let made_from = self.catalog.template(template).ok_or_else(missing)?;
         let uid = ActorUid::from_random(self.world.random());
-        let mut actor =
-            Actor::new(uid, key.clone(), template.clone(), made_from.uid, self.keys.sealed(uid), self.world.now());
-        actor.selector = selector;
         loop {
+            let made_from = self.template_named(template).await?.ok_or_else(missing)?;
+            let (template_uid, sealed_key) = (made_from.value.uid, self.keys.sealed(uid));
+            // It is part of one template, and not of another of the same name.
+            if is_golden(key) && golden_actor(template_uid) != *key {
+                return Err(missing());
+            }
+            let mut actor = Actor::new(uid, key.clone(), template.clone(), template_uid, sealed_key, self.world.now());
+            actor.selector = selector.clone();
             let mut change = Change::new()
-                .guard(Guard::Present(object_key(Kind::Template, template)))
+                .guard(made_from.record.unchanged())
                 .guard(Guard::Present(atespace_key(&key.atespace)))
                 .create(actor_key(key), encode(&actor));
             // The golden actor is part of its template, and goes with it.
             if !is_golden(key) {
-                change = change.put(made_from_key(made_from.uid, key), Vec::new());
+                change = change.put(made_from_key(template_uid, key), Vec::new());
             }
             let change = self.count_created(change, &actor)?;
             let change = self.with_history(change, &actor, 1, None, Note::new("Created"));
             return match self.store.commit(change).await {
-                Ok(_) => Ok(Versioned { actor, version: 1 }),
+                Ok(_) => {
+                    // It may be newer than what was heard; from now on the actor keeps it.
+                    if self.catalog.template_by_uid(template_uid).is_none() {
+                        self.catalog.take(&made_from.record.key, Some(&made_from.record))?;
+                    }
+                    Ok(Versioned { actor, version: 1 })
+                }
                 Err(CommitError::Conflict { guard }) if outdated(&guard).is_some() => {
                     self.hear_of_limits(&guard).await?;
                     continue;
                 }
-                Err(CommitError::Conflict { guard: Guard::Present(key) }) if key.kind() == Kind::Template => {
-                    Err(missing())
+                // It has changed since it was read.
+                Err(CommitError::Conflict { guard: Guard::Revision(key, _) }) if key.kind() == Kind::Template => {
+                    continue;
                 }
                 Err(CommitError::Conflict { guard }) if matches!(guard, Guard::AtMost(..)) => {
                     let refused = CommitError::Conflict { guard }.into();

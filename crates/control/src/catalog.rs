@@ -302,11 +302,12 @@ impl Control {
             let record =
                 record.ok_or_else(|| ControlError::new(Code::NotFound, format!("{shown} {name} not found")))?;
             let mut change = Change::new().guard(record.unchanged()).delete(key.clone());
-            let mut golden = None;
+            let (mut golden, mut uid) = (None, None);
             if store_kind == Kind::Template {
                 let template = Read::<Template>::decode(record)?.value;
                 change = change.guard(Guard::Empty(made_from(template.uid)));
                 golden = self.golden_at_rest(&template).await?;
+                uid = Some(template.uid);
             }
             let deleted = match &golden {
                 Some(golden) => {
@@ -316,6 +317,8 @@ impl Control {
                 None => self.store.commit(change).await.map(drop),
             };
             return match deleted {
+                // Known already: what has this name by now, if anything, is another.
+                Ok(()) if uid.is_some_and(|uid| self.catalog.template_by_uid(uid).is_none()) => Ok(()),
                 Ok(()) => self.catalog.take(&key, None),
                 Err(CommitError::Conflict { guard: Guard::Empty(_) }) => Err(ControlError::precondition(format!(
                     "ActorTemplate {name} still has actors: delete them first (`ate get actors -A` lists them)"
@@ -350,14 +353,19 @@ impl Control {
         self.catalog.changes()
     }
 
+    /// Whichever has the name now: the one that is known here may be gone.
+    pub(crate) async fn template_named(&self, name: &ObjectKey) -> Result<Option<Read<Template>>, ControlError> {
+        let record = self.store.get(&object_key(Kind::Template, name)).await?;
+        record.map(Read::decode).transpose()
+    }
+
     /// As the store has it now.
     pub(crate) async fn stored_template(
         &self,
         template: &ObjectKey,
         uid: TemplateUid,
     ) -> Result<Read<Template>, ControlError> {
-        let record = self.store.get(&object_key(Kind::Template, template)).await?;
-        let read = record.map(Read::<Template>::decode).transpose()?.filter(|read| read.value.uid == uid);
+        let read = self.template_named(template).await?.filter(|read| read.value.uid == uid);
         read.ok_or_else(|| ControlError::new(Code::NotFound, format!("ActorTemplate {template} not found")))
     }
 

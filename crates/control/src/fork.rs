@@ -243,8 +243,19 @@ impl Control {
         actor.snapshots.durable = Some(copy);
         let mut patience = Patience::new();
         loop {
+            let made_from = match self.stored_template(template, *template_uid).await {
+                Err(error) if error.is_store_away() => {
+                    patience.wait(self).await?;
+                    continue;
+                }
+                Err(error) if error.code == Code::NotFound => {
+                    return self.made_or(driver, fork, fork.template_not_found()).await;
+                }
+                stored => stored?,
+            };
             let change = fork
                 .guarded(Change::new())
+                .guard(made_from.record.unchanged())
                 .guard(Guard::Present(operation_key(driver.op)))
                 .put(actor_key(to), encode(&actor))
                 .put(made_from_key(*template_uid, to), Vec::new())
@@ -264,6 +275,10 @@ impl Control {
                     }
                     continue;
                 }
+                // It has changed since it was read.
+                Err(CommitError::Conflict { guard: Guard::Revision(key, _) }) if key.kind() == Kind::Template => {
+                    continue;
+                }
                 Err(error) => error,
             };
             let refusal = fork.refusal(refused);
@@ -271,11 +286,20 @@ impl Control {
                 patience.wait(self).await?;
                 continue;
             }
-            // Perhaps made already, by a commit of which nobody was told.
-            return match self.forked(fork, refusal).await {
-                Err(refusal) => self.abandon(driver, fork, refusal).await,
-                made => made,
-            };
+            return self.made_or(driver, fork, refusal).await;
+        }
+    }
+
+    /// Perhaps made already, by a commit of which nobody was told; otherwise given up.
+    async fn made_or(
+        self: &Arc<Self>,
+        driver: &Driver,
+        fork: &Fork,
+        refusal: ControlError,
+    ) -> Result<Versioned, ControlError> {
+        match self.forked(fork, refusal).await {
+            Err(refusal) => self.abandon(driver, fork, refusal).await,
+            made => made,
         }
     }
 
@@ -367,12 +391,16 @@ impl Fork {
             .guard(Guard::Present(atespace_key(&self.to.atespace)))
     }
 
+    fn template_not_found(&self) -> ControlError {
+        ControlError::precondition(format!("ActorTemplate {} not found", self.template))
+    }
+
     /// What a client hears when it cannot.
     fn refusal(&self, error: CommitError) -> ControlError {
         match error {
             CommitError::Conflict { guard: Guard::Absent(key) } if key.kind() == Kind::Actor => exists(&self.to),
             CommitError::Conflict { guard: Guard::Present(key) } if key.kind() == Kind::Template => {
-                ControlError::precondition(format!("ActorTemplate {} not found", self.template))
+                self.template_not_found()
             }
             CommitError::Conflict { guard: Guard::Present(key) } if key.kind() == Kind::Atespace => {
                 ControlError::precondition(format!("Atespace {} not found", self.to.atespace))

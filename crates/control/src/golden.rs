@@ -92,7 +92,7 @@ impl Control {
                 tracing::warn!(template = %key, %error, "the golden snapshot could not be made");
                 let output = format!(
                     "what it printed, if anything: ate logs {} -a {GOLDEN_ATESPACE}",
-                    golden_actor(&template).name
+                    golden_actor(template.uid).name
                 );
                 self.set_status(key, uid, [ours.clone()], |status| {
                     status.phase = TemplatePhase::Failed;
@@ -123,7 +123,7 @@ impl Control {
     /// `ours` guards whatever could do harm: a golden that somebody else has made meanwhile is what actors stand on.
     async fn golden(self: &Arc<Self>, template: &Template, ours: &Guard) -> Result<(), ControlError> {
         let (name, uid) = (template.object.metadata.key(), template.uid);
-        let actor = golden_actor(template);
+        let actor = golden_actor(template.uid);
         let phase = |phase| self.set_status(&name, uid, [ours.clone()], move |status| status.phase = phase);
         phase(TemplatePhase::ResumeGoldenActor).await?;
         let made = self.start_over(&actor, template, ours).await?;
@@ -214,7 +214,7 @@ impl Control {
 
     /// The golden actor, if there is one and nothing is being done with it.
     pub(crate) async fn golden_at_rest(&self, template: &Template) -> Result<Option<Read<Actor>>, ControlError> {
-        let actor = golden_actor(template);
+        let actor = golden_actor(template.uid);
         match self.actor(&actor).await {
             // Of one that failed only the failure is still to be seen.
             Ok(read) if read.value.lease().is_none() && template.status.phase == TemplatePhase::Failed => {
@@ -254,10 +254,10 @@ pub(crate) fn is_over(template: &Template) -> bool {
 }
 
 /// One name per template, so that a try that was cut off is found again.
-fn golden_actor(template: &Template) -> ActorKey {
+pub(crate) fn golden_actor(template: TemplateUid) -> ActorKey {
     ActorKey::new(
         AtespaceName::parse(GOLDEN_ATESPACE).expect("a constant name"),
-        ActorName::parse(template.uid.to_string()).expect("a uuid is a DNS label"),
+        ActorName::parse(template.to_string()).expect("a uuid is a DNS label"),
     )
 }
 

@@ -31,6 +31,7 @@ pub struct ControlError {
 enum Cause {
     Conflict,
     StoreAway,
+    Stopping,
     Other,
 }
 
@@ -74,7 +75,7 @@ impl ControlError {
     }
 
     pub(crate) fn stopping() -> Self {
-        Self::new(Code::Unavailable, "the server is stopping")
+        Self { cause: Cause::Stopping, ..Self::new(Code::Unavailable, "the server is stopping") }
     }
 
     fn store_away() -> Self {
@@ -84,6 +85,11 @@ impl ControlError {
     /// Nothing is known of how it ended: read to find out.
     pub(crate) fn is_store_away(&self) -> bool {
         self.cause == Cause::StoreAway
+    }
+
+    /// It says nothing of what was to be done: whoever finds the operation goes on with it.
+    pub(crate) fn is_interruption(&self) -> bool {
+        matches!(self.cause, Cause::StoreAway | Cause::Stopping)
     }
 
     pub(crate) fn is_conflict(&self) -> bool {

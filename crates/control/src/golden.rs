@@ -75,7 +75,7 @@ impl Control {
             tries += 1;
             match made {
                 // The driver ends, the operation stays: whoever finds it begins anew.
-                Err(error) if error.is_store_away() => return Err(error),
+                Err(error) if error.is_interruption() => return Err(error),
                 // A worker that went away says nothing about the template.
                 Err(error) if error.code == Code::Aborted && tries < TRIES => {
                     tracing::warn!(template = %key, %error, "making the golden snapshot anew");

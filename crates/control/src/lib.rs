@@ -164,6 +164,8 @@ pub struct Control {
     /// Operations and watchers under way; awaited on shutdown.
     tasks: tokio_util::task::TaskTracker,
     stopping: tokio_util::sync::CancellationToken,
+    /// Whether actors are bound to workers. Held through each binding: who closes it has all that there will be before them.
+    binds: tokio::sync::RwLock<bool>,
     failed: tokio_util::sync::CancellationToken,
 }
 

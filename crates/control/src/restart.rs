@@ -56,7 +56,7 @@ impl Control {
         let restarted = self.restart(restart).await;
         match &restarted {
             // Whoever looks after operations goes on with it.
-            Err(error) if error.is_store_away() || self.stopping.is_cancelled() => {}
+            Err(error) if error.is_interruption() || self.stopping.is_cancelled() => {}
             // If it failed whoever asked is told; the wish stays.
             _ => self.close(driver.op).await?,
         }

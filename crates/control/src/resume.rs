@@ -160,11 +160,15 @@ impl Control {
         self.await_golden(&read.value, &template, start, deadline).await?;
         self.room_to_wake(&read.value.key).await?;
         let mut reserved = self.reserve(&read.value, &template, deadline, patient).await?;
+        let binds = self.binds.read().await;
+        if !*binds {
+            return Err(ControlError::stopping());
+        }
         let driver = self.new_operation();
         let event = Event::Bind { lease: reserved.lease.clone(), op: driver.op, start };
         let bound = self.transition(&read, event, Note::new("Resuming")).await?;
         reserved.bound = true;
-        drop(reserved);
+        drop((reserved, binds));
         ate_failpoint::reached("wake.bound");
         self.finish_wake(driver, bound).await
     }

@@ -133,22 +133,16 @@ impl Control {
     }
 
     /// Suspends every actor that holds a worker, one after the other, and waits a while until that is durable; those that could
-    /// not be are named with their worker and the reason.
+    /// not be are named with their worker and the reason. From here on nobody is woken: who waits for a worker that is freed here
+    /// would be in it when it ends.
     pub async fn suspend_all(self: &Arc<Self>) -> Result<Vec<(ActorKey, WorkerUid, ControlError)>, ControlError> {
+        *self.binds.write().await = false;
         let (mut failed, mut uploading) = (Vec::new(), Vec::new());
         for (worker, _) in self.list_workers().await? {
             let Some(assignee) = worker.assigned else { continue };
-            let deadline = Instant::now() + self.settings.park;
-            // Whatever it is in the middle of comes to its end first.
-            let settled = self.settled(&assignee.key, deadline).await;
-            let saved = match settled.and(self.actor(&assignee.key).await) {
-                Ok(read) if matches!(read.value.phase, Phase::Running { .. }) => {
-                    self.save(read, Intent::Suspend, "the server stops").await.map(|saved| uploading.push(saved))
-                }
-                other => other.map(drop),
-            };
-            if let Err(error) = saved {
-                failed.push((assignee.key, worker.lease.worker, error));
+            match self.put_to_rest(&assignee.key).await {
+                Ok(saved) => uploading.extend(saved),
+                Err(error) => failed.push((assignee.key, worker.lease.worker, error)),
             }
         }
         // What is on the disk is safe here.
@@ -157,6 +151,25 @@ impl Control {
             let _ = tokio::time::timeout_at(deadline, saved.durable(self)).await;
         }
         Ok(failed)
+    }
+
+    /// `None`: it is at rest already.
+    async fn put_to_rest(self: &Arc<Self>, key: &ActorKey) -> Result<Option<Saved>, ControlError> {
+        let deadline = Instant::now() + self.settings.park;
+        loop {
+            // Whatever it is in the middle of comes to its end first.
+            self.settled(key, deadline).await?;
+            let read = self.actor(key).await?;
+            match &read.value.phase {
+                Phase::Running { .. } => match self.save(read, Intent::Suspend, "the server stops").await {
+                    // Say, an earlier snapshot has become durable just now.
+                    Err(error) if error.is_conflict() && Instant::now() < deadline => {}
+                    saved => return saved.map(Some),
+                },
+                phase if phase.operation().is_some() => return Err(ControlError::in_progress()),
+                _ => return Ok(None),
+            }
+        }
     }
 
     /// Begins to put an actor to rest without waiting for it.

@@ -69,6 +69,7 @@ impl Control {
             assignments: assignments::Assignments::new(),
             tasks: tokio_util::task::TaskTracker::new(),
             stopping: tokio_util::sync::CancellationToken::new(),
+            binds: tokio::sync::RwLock::new(true),
             failed: tokio_util::sync::CancellationToken::new(),
         })
     }

@@ -673,6 +673,16 @@ impl Stage {
         resuming.join_all().await
     }
 
+    /// Asks the first replica where each actor is, as a router does; the answers come when they come.
+    pub fn begin_to_activate_all(&self) -> tokio::task::JoinSet<Result<(), ControlError>> {
+        let deadline = tokio::time::Instant::now() + SETTINGS.park;
+        let activating = self.simulation.clients.actors.iter().cloned().map(|key| {
+            let first = Arc::clone(&self.first);
+            async move { first.control.activate(&key, None, deadline).await.map(drop) }
+        });
+        activating.collect()
+    }
+
     /// The actors that hold a worker and are not on their way out of it.
     pub async fn running(&self) -> Vec<ActorKey> {
         let mut running = Vec::new();

@@ -115,8 +115,27 @@ fn a_machine_that_stops_puts_all_to_rest_though_one_of_them_is_deleted_meanwhile
             let (failed, deleted) = tokio::join!(stage.suspend_all(), stage.force_delete_one(gone));
             assert!(deleted && failed.len() == 1, "it was gone before its turn: {failed:?}");
             assert!(stage.running().await.is_empty());
+            stage.kill_first();
         });
     }
+}
+
+#[test]
+fn a_machine_that_stops_wakes_nobody_in_a_worker_that_it_has_just_freed() {
+    play_alone(8, async |stage: &Stage| {
+        // More than there are workers: the others wait for one.
+        let waiting = stage.begin_to_activate_all();
+        stage.sleep(1).await;
+        assert!(!stage.running().await.is_empty());
+        assert_eq!(stage.suspend_all().await, []);
+        assert!(stage.running().await.is_empty());
+        let woken = waiting.join_all().await;
+        let refused = woken.into_iter().filter_map(Result::err).collect::<Vec<_>>();
+        assert!(!refused.is_empty(), "all found a worker: nobody waited");
+        assert!(refused.iter().all(|error| error.code == Code::Unavailable), "{refused:?}");
+        assert!(stage.running().await.is_empty());
+        stage.kill_first();
+    });
 }
 
 #[test]

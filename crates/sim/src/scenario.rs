@@ -209,6 +209,24 @@ impl Stage {
         assert!(self.simulation.clients.create(&self.copy()).await);
     }
 
+    /// The template is deleted and applied anew, at the last replica; the first, which is told nothing of it, makes the actor of it
+    /// at once. Returns whether of the new one.
+    pub async fn make_it_of_a_new_template(&self) -> bool {
+        let Simulation { clients, store, .. } = &self.simulation;
+        let last = clients.living().pop().expect("a replica lives");
+        let deleted = last.control.delete_object(ate_object::Kind::ActorTemplate, &clients.template).await;
+        deleted.expect("it has no actors");
+        last.control.apply(crate::objects(&crate::template("template"))).await.expect("it is as before");
+        let uid = last.control.template(&clients.template).expect("it was applied").uid;
+        let stale = self.first.control.template(&clients.template).is_none_or(|known| known.uid != uid);
+        assert!(stale, "it has heard of it already");
+        let then = clients.lives.lock().known(&self.actor);
+        let made = self.first.control.create_actor(&self.actor, &clients.template, Default::default()).await;
+        let made = made.expect("there is a template").actor;
+        clients.lives.lock().made(&self.actor, Some(made.uid), then);
+        store.actor(&self.actor).await.expect("it was made").template_uid == uid
+    }
+
     /// The fork, and what its snapshot has counted, once no operation is under way.
     pub async fn forked(&self) -> Option<(Actor, u64)> {
         let until = tokio::time::Instant::now() + CALM;

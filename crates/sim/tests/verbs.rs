@@ -98,6 +98,15 @@ fn an_actor_is_deleted_by_force_whatever_it_is_doing() {
 }
 
 #[test]
+fn an_actor_is_made_of_the_template_that_has_the_name_now() {
+    play(async |stage: &Stage| {
+        assert!(stage.suspend().await && stage.delete().await);
+        assert!(stage.make_it_of_a_new_template().await);
+        assert_eq!(stage.count().await, 1);
+    });
+}
+
+#[test]
 fn every_node_is_told_of_an_actor_that_is_gone() {
     play(async |stage: &Stage| {
         let uid = stage.actor().await.expect("it runs").uid;

@@ -40,6 +40,8 @@ impl Control {
         if self.actor_if_any(to).await?.is_some() {
             return Err(exists(to));
         }
+        // The source is put to rest for it: not for a fork that cannot be.
+        self.check_room(&to.atespace, &self.actor(from).await?.value).await?;
         let (control, from, to) = (Arc::clone(self), from.clone(), to.clone());
         // Whoever asks may go away.
         let forked = self.tasks.spawn(async move {

@@ -203,6 +203,24 @@ impl Control {
         self.room_for_one(change, atespace, ACTORS, quota.actors)
     }
 
+    /// Whether another actor like this one could be made in an atespace now; the change that makes it asks again.
+    pub(crate) async fn check_room(&self, atespace: &AtespaceName, like: &Actor) -> Result<(), ControlError> {
+        let (quota, usage) = self.quota(atespace).await.map_err(|error| match error.code {
+            Code::NotFound => ControlError::precondition(error.text),
+            _ => error,
+        })?;
+        // It has a snapshot by then, if it has none yet.
+        let bytes = snapshot_bytes(like).max(1);
+        let wanted =
+            [(ACTORS, quota.actors, usage.actors, 1), (BYTES, quota.snapshot_bytes, usage.snapshot_bytes, bytes)];
+        for (what, most, used, more) in wanted {
+            if most.is_some_and(|most| used.saturating_add(more) > most) {
+                return Err(self.refuse(&Guard::AtMost(count_key(atespace, what), used)));
+            }
+        }
+        Ok(())
+    }
+
     /// Counts an actor that is deleted.
     pub(crate) fn count_deleted(&self, change: Change, actor: &Actor) -> Change {
         let atespace = &actor.key.atespace;

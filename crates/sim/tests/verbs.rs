@@ -506,15 +506,28 @@ fn who_sets_a_quota_changes_only_what_they_have_seen() {
 
 #[test]
 fn a_fork_that_would_pass_the_quota_of_bytes_is_refused_and_leaves_nothing() {
+    // How many it has is known before, or only once it is put to rest for the fork.
+    for suspended in [true, false] {
+        play(async |stage: &Stage| {
+            assert!(!suspended || stage.suspend().await);
+            // One snapshot has a thousand.
+            stage.set_quota(Quota { snapshot_bytes: Some(1999), ..Quota::default() }).await;
+            let refused = stage.fork().await.expect("nobody died").expect_err("there is no room for it");
+            assert_eq!(refused.code, Code::ResourceExhausted, "{refused}");
+            assert!(stage.forked().await.is_none());
+            stage.set_quota(Quota { snapshot_bytes: Some(2000), ..Quota::default() }).await;
+            stage.fork().await.expect("nobody died").expect("now there is");
+        });
+    }
+}
+
+#[test]
+fn nobody_is_put_to_rest_for_a_fork_that_cannot_be() {
     play(async |stage: &Stage| {
-        assert!(stage.suspend().await);
-        // One snapshot has a thousand.
-        stage.set_quota(Quota { snapshot_bytes: Some(1999), ..Quota::default() }).await;
+        stage.set_quota(Quota { actors: Some(1), ..Quota::default() }).await;
         let refused = stage.fork().await.expect("nobody died").expect_err("there is no room for it");
         assert_eq!(refused.code, Code::ResourceExhausted, "{refused}");
-        assert!(stage.forked().await.is_none());
-        stage.set_quota(Quota { snapshot_bytes: Some(2000), ..Quota::default() }).await;
-        stage.fork().await.expect("nobody died").expect("now there is");
+        assert_eq!(stage.running().await.len(), 1);
     });
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use ate_control::Control;
-use ate_identity::{Identity, Role};
+use ate_identity::Role;
 use ate_name::NodeName;
 use ate_orders_grpc::RemoteNodes;
 use futures::StreamExt;
@@ -58,10 +58,11 @@ pub(crate) async fn run(args: ApiServerArgs, data: &Path) -> anyhow::Result<()> 
     let place = args.store.place(data)?;
     let directory = make_directory(data)?;
     let configs = runtime::shipped(args.runtime.as_deref())?;
-    let identity = Identity::open(&args.identity.unwrap_or_else(|| directory.join("identity")))?;
     let listener = listen(args.listen, "--listen").await?;
     let at = listener.local_addr()?;
     let opened = place.open().await?;
+    let identity = args.identity.unwrap_or_else(|| directory.join("identity"));
+    let identity = machine::own_identity(&identity, &*opened.store()).await?;
     let nodes = Arc::new(RemoteNodes::new(Arc::new(identity.client_config(Role::Api, Role::Node)?)));
     let settings = ate_control::Settings { replicas: opened.replicas(), ..Default::default() };
     let keys = Arc::new(InstanceKeys(identity.instance_key()));

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use ate_control::Control;
-use ate_identity::Identity;
 use ate_name::{NodeName, WorkerUid};
 use ate_node::{LocalNode, Node, Pool};
 use tokio::sync::mpsc;
@@ -98,8 +97,8 @@ impl Machine {
         let api = listen(args.api_listen, "--api-listen").await?;
         let metrics = args.metrics.listen().await?;
         let (actors_at, api_at) = (actors.local_addr()?, api.local_addr()?);
-        let identity = Identity::open(&directory.join("identity"))?;
         let store = Place::Directory(directory.join("store")).open().await?;
+        let identity = machine::own_identity(&directory.join("identity"), &*store.store()).await?;
         let name = node_name(&directory)?;
         let node_directory = directory.join("node");
         let (node, events) = args.resources.node(name.clone(), node_directory, &identity, &args.storage, None).await?;

@@ -10,9 +10,10 @@ use anyhow::{Context, bail};
 use ate_blob::{Backend, Blobs, Provider, Settings};
 use ate_control::Control;
 use ate_identity::{ClientCertificates, Identity, Role};
-use ate_name::NodeName;
+use ate_name::{GOLDEN_ATESPACE, NodeName};
 use ate_node::Node;
 use ate_orders::NodeEvent;
+use ate_store::{Kind, Prefix, Record, Store};
 use ate_sys::SocketPath;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
@@ -22,6 +23,12 @@ use crate::place::Opened;
 
 /// Requests that are under way when a role ends have ten seconds to do so; a client that does not answer then is not waited for.
 const LAST_REQUESTS: Duration = Duration::from_secs(12);
+
+/// The file without which there is no identity.
+const AUTHORITY: &str = "authority.pem";
+
+/// Actors looked at together.
+const PAGE: usize = 1000;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Storage {
@@ -217,10 +224,32 @@ pub(crate) fn info(identity: &Identity, router_url: String) -> ate_apiserver::In
     }
 }
 
+/// Who an instance is, or a new one if the store knows of no actors: the key of their snapshots is a part of it.
+pub(crate) async fn own_identity(directory: &Path, store: &dyn Store) -> anyhow::Result<Identity> {
+    let actors = Prefix::all(Kind::Actor);
+    let is_golden = |record: &Record| record.key.path().starts_with(&format!("{GOLDEN_ATESPACE}/"));
+    let mut after = None;
+    while !directory.join(AUTHORITY).exists() {
+        let page = store.list(&actors, after.as_deref(), PAGE).await?;
+        if page.records.iter().any(|record| !is_golden(record)) {
+            bail!(
+                "there is no identity in {}, but the store has actors, whose snapshots only its key can read\n  \
+                 bring that directory back as it was when they were made; it is a part of every backup",
+                directory.display()
+            );
+        }
+        match page.records.last() {
+            Some(last) if page.more => after = Some(last.key.path().to_owned()),
+            _ => break,
+        }
+    }
+    Ok(Identity::open(directory)?)
+}
+
 /// Who an instance is that exists already. Making another here would only end in handshakes that fail.
 pub(crate) fn identity_of(directory: Option<&Path>, data: &Path) -> anyhow::Result<Identity> {
     let directory = directory.map_or_else(|| data.join("identity"), Path::to_owned);
-    if !directory.join("authority.pem").exists() {
+    if !directory.join(AUTHORITY).exists() {
         bail!(
             "there is no identity in {}\n  copy the directory `identity` of the API's data directory, and name it with --identity",
             directory.display()

@@ -130,3 +130,29 @@ async fn a_template_that_failed_is_tried_again_when_it_is_applied_again() {
     machine.ready("demo", "later").await;
     machine.stop().await;
 }
+
+#[tokio::test]
+async fn a_store_with_actors_is_not_given_another_identity() {
+    let mut machine = Machine::start(ATE).await;
+    machine.apply_counter(1, "").await;
+    machine.stop().await;
+    let (identity, away) = (machine.data().join("identity"), machine.data().join("away"));
+    // Golden actors are read without a key: an instance may be another as long as there are no others.
+    std::fs::rename(&identity, &away).expect("it is there");
+    machine.restart().await;
+    machine.create_atespace("space").await;
+    machine.create_counter("space", "a").await;
+    assert_eq!(machine.count("space", "a").await.memory, 1);
+    machine.stop().await;
+    std::fs::remove_dir_all(&away).expect("it is there");
+    std::fs::rename(&identity, &away).expect("it is there");
+    let data = machine.data();
+    let listen = ["--listen", "127.0.0.1:0", "--api-listen", "127.0.0.1:0"];
+    let said = machine.cli(&[&["dev", "--data-dir", data.to_str().expect("text")][..], &listen].concat()).await;
+    assert!(said.code == 1 && said.stderr.contains("there is no identity in"), "{said:?}");
+    assert!(!identity.exists());
+    std::fs::rename(&away, &identity).expect("nobody made another");
+    machine.restart().await;
+    assert_eq!(machine.count("space", "a").await.memory, 2);
+    machine.stop().await;
+}

@@ -281,7 +281,10 @@ impl substrate_server::Substrate for SubstrateService {
             let last = match ended {
                 Ok(ate_orders::Exit::Code(code)) => exec_response::Output::ExitCode(code),
                 Ok(ate_orders::Exit::Signal(signal)) => exec_response::Output::ExitCode(128 + signal),
-                Ok(other) => exec_response::Output::Error(other.to_string()),
+                // Its sandbox went with it, mostly because the actor was put to rest.
+                Ok(other) => {
+                    exec_response::Output::Error(format!("the command ended with its actor's sandbox: {other}"))
+                }
                 Err(error) => exec_response::Output::Error(error.to_string()),
             };
             let _ = sender.send(Ok(ExecResponse { output: Some(last) })).await;

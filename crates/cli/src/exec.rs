@@ -20,8 +20,9 @@ const AHEAD: usize = 8;
   ate exec my-actor -a demo -- cat /run/ate/actor-id
   tar c src | ate exec my-actor -a demo -- tar x -C /home
 
-A sleeping actor is woken, and kept awake for as long as somebody waits for the command; one that is
-left alone goes on whenever its actor is awake. The exit code is that of the command.")]
+A sleeping actor is woken, and kept awake for as long as somebody waits for the command. One that is
+left alone, as by Ctrl-C, goes on until its actor is suspended: a command is not part of a snapshot.
+The exit code is that of the command, which has the variables of its container.")]
 pub struct ExecArgs {
     #[command(flatten)]
     actor: ActorArgs,

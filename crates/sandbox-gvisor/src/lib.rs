@@ -11,6 +11,7 @@
 pub mod spec;
 mod urpc;
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -153,6 +154,7 @@ impl Driver for GvisorDriver {
             runsc: Self::new(&self.runsc, &self.directory, self.reaper.clone()),
             id: id.to_owned(),
             others: Vec::new(),
+            surroundings: workload.containers.iter().map(|one| (one.env.clone(), one.cwd.clone())).collect(),
             control: Control::new(&self.socket(id)),
             sandbox: self.reaper.follow(sandbox),
             gofers: std::sync::Mutex::new(vec![self.reaper.follow(gofer)]),
@@ -235,6 +237,8 @@ struct GvisorBox {
     id: String,
     /// Containers beside the root one, and where their output goes.
     others: Vec<(String, OwnedFd)>,
+    /// What commands in each container find: its variables, and where it works.
+    surroundings: Vec<(Vec<String>, String)>,
     control: Control,
     sandbox: Spawned,
     gofers: std::sync::Mutex<Vec<Spawned>>,
@@ -389,8 +393,15 @@ impl Sandbox for GvisorBox {
 
     async fn exec(&self, exec: &Exec, stdio: [OwnedFd; 3]) -> Result<Exit, SandboxError> {
         let container = if exec.container == 0 { self.id.clone() } else { format!("{}.{}", self.id, exec.container) };
+        let (env, cwd) = self.surroundings.get(exec.container).cloned().unwrap_or_default();
+        let name = |variable: &str| variable.split('=').next().unwrap_or_default().to_owned();
+        let own: HashSet<String> = exec.env.iter().map(|variable| name(variable)).collect();
+        let env: Vec<String> =
+            env.into_iter().filter(|variable| !own.contains(&name(variable))).chain(exec.env.clone()).collect();
+        let cwd = exec.cwd.clone().unwrap_or(cwd);
+        let cwd = if cwd.is_empty() { "/" } else { &cwd };
         let arg = json!({
-            "argv": exec.args, "envv": exec.env, "wd": exec.cwd.as_deref().unwrap_or("/"), "ContainerID": container,
+            "argv": exec.args, "envv": env, "wd": cwd, "ContainerID": container,
             "GuestFDs": [0, 1, 2], "KUID": 0, "KGID": 0,
         });
         let fds: Vec<BorrowedFd<'_>> = stdio.iter().map(AsFd::as_fd).collect();

@@ -257,16 +257,42 @@ impl Nodes for LocalNode {
     async fn forget(&self, node: &NodeName, gone: Option<ActorUid>, prefixes: Vec<String>) -> Result<(), NodeError> {
         let node = Arc::clone(self.check(node)?);
         let forget = async move {
-            if let Some(actor) = gone {
-                node.logs.remove(actor);
-            }
             for prefix in prefixes {
                 let key = SnapshotKey::parse(&prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
                 let forgotten = node.snapshots.forget(&key).await;
                 forgotten.map_err(|error| NodeError::Failed(ate_orders::chain(&error)))?;
             }
-            Ok(())
+            let Some(actor) = gone else { return Ok(()) };
+            let removed = tokio::task::spawn_blocking(move || {
+                node.logs.remove(actor);
+                node.snapshots.forget_actor(actor)
+            });
+            let removed = removed.await.map_err(std::io::Error::other).flatten();
+            removed.map_err(|error| NodeError::Failed(format!("cannot remove the files of actor {actor}: {error}")))
         };
         self.carried_out(forget).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stub;
+
+    #[tokio::test]
+    async fn nothing_is_left_of_an_actor_that_is_no_more_not_even_what_nobody_knows_of() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = LocalNode(stub::node(directory.path()));
+        let [gone, other] = [1, 2].map(|n| ActorUid::from_random([n; 16]));
+        for actor in [gone, other] {
+            let snapshot = node.0.snapshots.directory().join(actor.to_string()).join("of-another-time");
+            std::fs::create_dir_all(snapshot).unwrap();
+            node.0.logs.append(actor).unwrap();
+        }
+        let name = node.0.config.name.clone();
+        for _ in 0..2 {
+            node.forget(&name, Some(gone), Vec::new()).await.unwrap();
+        }
+        assert!(!node.0.snapshots.is_any_here(gone) && node.0.snapshots.is_any_here(other));
     }
 }

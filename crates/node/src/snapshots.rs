@@ -451,6 +451,15 @@ impl Snapshots {
         }
     }
 
+    /// Removes all there is of an actor that is no more, also what nobody knows of, as after an older backup was restored. Blocks.
+    pub(crate) fn forget_actor(&self, actor: ActorUid) -> io::Result<()> {
+        self.only_here.lock().retain(|key| key.id.actor != actor);
+        match std::fs::remove_dir_all(self.directory.join(actor.to_string())) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn forget_here(&self, key: &SnapshotKey) -> io::Result<()> {
         self.forgotten.lock().insert(key.clone(), ());
         let directory = self.path(key);

@@ -510,7 +510,7 @@ pub(crate) fn identity(actor: &Actor) -> Identity {
 fn refusal(actor: &Actor, error: &NodeError, older: bool) -> ControlError {
     match error {
         NodeError::NoSnapshot(_) if !older => ControlError::precondition(format!(
-            "actor {}: {error}, and there is no other\n  bring it back from a backup of the storage, or delete the actor",
+            "actor {}: {error}, and no other is known\n  bring it back from a backup of the storage, or delete the actor",
             actor.key.name
         )),
         NodeError::WorkerGone

@@ -117,14 +117,12 @@ impl Cgroup {
         field(&file, "oom_kill").unwrap_or(0)
     }
 
-    /// Processes in the group itself, as this process's pid namespace numbers them; those it cannot see are left out.
+    /// Processes in the group and in those below it, as this process's pid namespace numbers them; those it cannot see are left out.
     pub fn processes(&self) -> Vec<u32> {
-        let directory = match self.version {
-            CgroupVersion::V1 => self.v1("memory"),
-            CgroupVersion::V2 => self.v2(),
-        };
-        let text = std::fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
-        text.lines().filter_map(|line| line.parse().ok()).filter(|&pid| pid != 0).collect()
+        match self.version {
+            CgroupVersion::V1 => processes_below(&self.v1("memory")),
+            CgroupVersion::V2 => processes_below(&self.v2()),
+        }
     }
 
     pub fn exists(&self) -> bool {
@@ -163,6 +161,17 @@ fn field(file: &Path, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }
 
+fn processes_below(directory: &Path) -> Vec<u32> {
+    let text = std::fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
+    let mut found: Vec<u32> = text.lines().filter_map(|line| line.parse().ok()).filter(|&pid| pid != 0).collect();
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            found.extend(processes_below(&entry.path()));
+        }
+    }
+    found
+}
+
 fn remove_tree(directory: &Path) -> io::Result<()> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -198,6 +207,9 @@ mod tests {
         assert!(group.memory_bytes().is_some());
         assert_eq!(group.oom_kills(), 0);
         assert_eq!(group.processes(), [child.id()]);
+        group.child("below").create(&Limits::default()).unwrap();
+        group.child("below").add(child.id()).unwrap();
+        assert_eq!(group.processes(), [child.id()], "also there");
         assert!(group.child("nope").memory_bytes().is_none());
         assert!(group.remove().is_err(), "a group with a process in it stays");
         child.kill().unwrap();

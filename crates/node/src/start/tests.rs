@@ -3,6 +3,7 @@ use std::os::unix::fs::PermissionsExt;
 use ate_name::ObjectKey;
 
 use super::*;
+use crate::stub::{self, Stub};
 use crate::workers::kill;
 
 /// A node whose workers never come up.
@@ -76,4 +77,26 @@ async fn a_pool_whose_workers_cannot_be_started_does_not_keep_others_from_theirs
     node.stop(&[]).await;
     keeping.await.expect("it ends");
     assert!(std::fs::read_dir(node.config.directory.join("workers")).unwrap().next().is_none());
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_worker_that_was_begun_and_never_written_down() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let node = stub::node(directory.path());
+    let (_, place) = Stub::birth(&node);
+    let cgroup = node.cgroup(&place);
+    let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+    for group in [cgroup.clone(), cgroup.child("agent")] {
+        group.create(&ate_sys::Limits::default()).unwrap();
+    }
+    cgroup.child("agent").add(child.id()).unwrap();
+    let ended = tokio::task::spawn_blocking(move || child.wait());
+    node.adopt().await;
+    assert!(!ended.await.unwrap().unwrap().success());
+    assert!(!place.exists() && !cgroup.exists());
+    node.instance_cgroup().remove().unwrap();
 }

@@ -13,7 +13,7 @@ use ate_identity::{ClientCertificates, Identity, Role};
 use ate_name::{GOLDEN_ATESPACE, NodeName};
 use ate_node::Node;
 use ate_orders::NodeEvent;
-use ate_store::{Kind, Prefix, Record, Store};
+use ate_store::{Kind, Prefix, Store};
 use ate_sys::SocketPath;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
@@ -226,24 +226,30 @@ pub(crate) fn info(identity: &Identity, router_url: String) -> ate_apiserver::In
 
 /// Who an instance is, or a new one if the store knows of no actors: the key of their snapshots is a part of it.
 pub(crate) async fn own_identity(directory: &Path, store: &dyn Store) -> anyhow::Result<Identity> {
-    let actors = Prefix::all(Kind::Actor);
-    let is_golden = |record: &Record| record.key.path().starts_with(&format!("{GOLDEN_ATESPACE}/"));
+    if !directory.join(AUTHORITY).exists() && has_actors(store).await? {
+        bail!(
+            "there is no identity in {}, but the store has actors, whose snapshots only its key can read\n  \
+             bring that directory back as it was when they were made; if it is lost, so are they: begin with another store",
+            directory.display()
+        );
+    }
+    Ok(Identity::open(directory)?)
+}
+
+/// Golden ones do not count: their snapshots are read without a key.
+async fn has_actors(store: &dyn Store) -> anyhow::Result<bool> {
+    let golden = format!("{GOLDEN_ATESPACE}/");
     let mut after = None;
-    while !directory.join(AUTHORITY).exists() {
-        let page = store.list(&actors, after.as_deref(), PAGE).await?;
-        if page.records.iter().any(|record| !is_golden(record)) {
-            bail!(
-                "there is no identity in {}, but the store has actors, whose snapshots only its key can read\n  \
-                 bring that directory back as it was when they were made; it is a part of every backup",
-                directory.display()
-            );
+    loop {
+        let page = store.list(&Prefix::all(Kind::Actor), after.as_deref(), PAGE).await?;
+        if page.records.iter().any(|record| !record.key.path().starts_with(&golden)) {
+            return Ok(true);
         }
         match page.records.last() {
             Some(last) if page.more => after = Some(last.key.path().to_owned()),
-            _ => break,
+            _ => return Ok(false),
         }
     }
-    Ok(Identity::open(directory)?)
 }
 
 /// Who an instance is that exists already. Making another here would only end in handshakes that fail.

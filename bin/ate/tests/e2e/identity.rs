@@ -48,7 +48,9 @@ async fn clones_have_names_entropy_and_a_clock_of_their_own() {
 #[tokio::test]
 async fn what_an_actor_prints_and_what_runs_in_it_is_at_hand() {
     let mut machine = Machine::start(ATE).await;
-    machine.apply_counter(1, "").await;
+    let variables = "    env: [{name: PATH, value: /}]";
+    machine.apply(&format!("{}---{}", pool("counter", 1, ""), machine.template("counter", variables, ""))).await;
+    machine.ready("demo", "counter").await;
     machine.create_atespace("space").await;
     machine.create_counter("space", "a").await;
     machine.count("space", "a").await;
@@ -64,8 +66,8 @@ async fn what_an_actor_prints_and_what_runs_in_it_is_at_hand() {
     }
     let requests = lines.iter().filter(|line| line["message"].as_str().is_some_and(|text| text.contains("GET / 200")));
     assert_eq!(requests.count(), 2, "{logs}");
-    let said = machine.cli(&["exec", "a", "-a", "space", "--", "/counter", "-help"]).await;
-    assert!(said.code == 0 && said.stderr.contains("-grpc-port"), "{said:?}");
+    let said = machine.cli(&["exec", "a", "-a", "space", "--", "counter", "-help"]).await;
+    assert!(said.code == 0 && said.stderr.contains("-grpc-port"), "found by its container's PATH: {said:?}");
     let said = machine.cli(&["exec", "a", "-a", "space", "--", "/counter", "-nonsense"]).await;
     assert_eq!(said.code, 2, "the command's own exit code: {said:?}");
     let said = machine.cli(&["exec", "a", "-a", "space", "--", "/bin/sh"]).await;

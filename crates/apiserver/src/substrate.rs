@@ -282,9 +282,10 @@ impl substrate_server::Substrate for SubstrateService {
                 Ok(ate_orders::Exit::Code(code)) => exec_response::Output::ExitCode(code),
                 Ok(ate_orders::Exit::Signal(signal)) => exec_response::Output::ExitCode(128 + signal),
                 // Its sandbox went with it, mostly because the actor was put to rest.
-                Ok(other) => {
-                    exec_response::Output::Error(format!("the command ended with its actor's sandbox: {other}"))
-                }
+                Ok(other) => exec_response::Output::Error(format!(
+                    "the command ended with its actor's sandbox: {other}\n  why: ate history {} -a {}",
+                    key.name, key.atespace
+                )),
                 Err(error) => exec_response::Output::Error(error.to_string()),
             };
             let _ = sender.send(Ok(ExecResponse { output: Some(last) })).await;

@@ -227,7 +227,7 @@ impl Worker {
                 let mut running = pin!(tenant.sandbox.exec(&exec, stdio));
                 let exit = tokio::select! {
                     exit = &mut running => exit,
-                    // The command goes on, and sleeps with its actor: it keeps nobody awake whom nobody asked anything.
+                    // The command goes on, but is nobody's visit: its actor may sleep.
                     () = unheard(heard) => {
                         drop(visit);
                         running.await

@@ -265,7 +265,7 @@ impl Node {
             handle.host(&hosted.identity, &memo.ran, &memo.workload);
         }
         for op in &report.retained {
-            // One that cannot be told apart is lost; the others are not.
+            // Another build may have written of one what cannot be read here: that is no reason to lose the others.
             if let Err(error) = self.take_back(&handle, *op).await {
                 tracing::warn!(worker = %birth.uid, %op, %error, "what a worker has captured cannot be taken over");
             }

@@ -1,6 +1,6 @@
-use ate_name::{Generation, NodeName, OpId};
+use ate_name::{GOLDEN_ATESPACE, Generation, NodeName, OpId};
 
-use crate::{Actor, Crashes, Intent, Lease, Phase, SnapshotRef, Start};
+use crate::{Actor, Crashes, Intent, Lease, Phase, SnapshotRef, Snapshots, Start};
 
 /// What happens to an actor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +35,8 @@ pub enum Event {
     /// Its record is an old one, from a backup: whatever was done with it since is unknown, and anything with a generation
     /// below `past` may still be out there. It holds no worker any more.
     Restored { past: Generation },
+    /// After that it was looked for wherever snapshots are: this is what it has, if that is more than its record knew of.
+    CaughtUp { more: Option<Snapshots> },
 }
 
 /// What must change together with the actor.
@@ -56,7 +58,9 @@ impl Actor {
         use Phase as P;
         let mut effects = Vec::new();
         self.phase = match (self.phase, event) {
-            (P::Suspended | P::Paused | P::Resuming { lease: None, .. }, E::Bind { lease, op, start }) => {
+            (P::Suspended | P::Paused | P::Resuming { lease: None, .. }, E::Bind { lease, op, start })
+                if self.behind.is_none() =>
+            {
                 self.generation = self.generation.next();
                 effects.push(Effect::ClaimWorker(lease.clone()));
                 let start = if self.fresh { Start::Fresh } else { start };
@@ -124,7 +128,10 @@ impl Actor {
                 self.snapshots.resting()
             }
             (P::Resuming { lease: None, .. } | P::Saving { .. }, E::Lost) => self.snapshots.resting(),
-            (phase @ (P::Suspended | P::Paused | P::Resuming { lease: None, .. }), E::LocalLost { node }) => {
+            // Not while it is behind: what is lost by its record may be in durable storage by now.
+            (phase @ (P::Suspended | P::Paused | P::Resuming { lease: None, .. }), E::LocalLost { node })
+                if self.behind.is_none() =>
+            {
                 match &self.snapshots.local {
                     Some((_, holder)) if *holder == node => {
                         (self.snapshots.local, self.snapshots.uploading) = (None, None);
@@ -134,6 +141,10 @@ impl Actor {
                 }
             }
             (phase, E::Restored { past }) => {
+                // A golden is made once, and its template names it.
+                if self.key.atespace.as_str() != GOLDEN_ATESPACE {
+                    self.behind.get_or_insert(self.generation);
+                }
                 self.generation = past.max(self.generation.next());
                 match phase {
                     // The node may still have the image, or what became of it: it is known by its operation. If it has
@@ -145,6 +156,15 @@ impl Actor {
                     }
                     P::Resuming { lease: None, .. } | P::Suspended | P::Paused => self.snapshots.resting(),
                 }
+            }
+            (P::Suspended | P::Paused, E::CaughtUp { more }) if self.behind.is_some() => {
+                let then = self.behind.take();
+                if let Some(more) = more {
+                    (self.snapshots, self.crashes) = (more, None);
+                    // What was saved by a later assignment than those of the backup has started anew, if that was wished for.
+                    self.fresh &= self.snapshots.base().map(|(newest, _)| newest.generation) <= then;
+                }
+                self.snapshots.resting()
             }
             _ => return Err(Refused),
         };
@@ -173,6 +193,7 @@ impl Actor {
             (E::Crashed { at, .. }, _) => self.crashes.as_ref().is_some_and(|crashes| crashes.last == *at),
             (E::Lost, _) => self.generation > generation,
             (E::Restored { past }, _) => self.generation >= *past,
+            (E::CaughtUp { .. }, _) => self.behind.is_none(),
             (E::LocalLost { node }, _) => self.snapshots.local.as_ref().is_none_or(|(_, holder)| holder != node),
             _ => false,
         }

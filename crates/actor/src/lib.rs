@@ -24,7 +24,7 @@ mod snapshot;
 pub use apply::{Effect, Event, Refused};
 pub use crashes::Crashes;
 pub use phase::{Intent, Lease, Phase, Start, Status};
-pub use snapshot::{Scope, SnapshotRef, Snapshots};
+pub use snapshot::{Found, Scope, SnapshotRef, Snapshots};
 
 use ate_name::{ActorKey, ActorUid, Generation, Labels, ObjectKey, OpId, TemplateUid};
 use serde::{Deserialize, Serialize};
@@ -47,6 +47,10 @@ pub struct Actor {
     /// Its next wake starts its processes anew: of its newest snapshot only the files count.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fresh: bool,
+    /// Its record is from a backup, in which it was at this generation: it may have been saved since, and is not woken before that was
+    /// looked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub behind: Option<Generation>,
     /// How its sandbox ended by itself, since its last snapshot or restart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crashes: Option<Crashes>,
@@ -74,6 +78,7 @@ impl Actor {
             phase: Phase::Suspended,
             snapshots: Snapshots::default(),
             fresh: false,
+            behind: None,
             crashes: None,
             sealed_key,
             created,

@@ -46,7 +46,37 @@ pub struct Snapshots {
     pub paused: bool,
 }
 
+/// A snapshot of an actor that is there, whether or not anybody knows of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    pub snapshot: SnapshotRef,
+    /// The node that has it on its disk; `None`: it is in durable storage.
+    pub on: Option<NodeName>,
+}
+
 impl Snapshots {
+    /// What an actor has by all that was found of it, if that is more than what is known here. What is not durable yet is uploaded by
+    /// the operation given.
+    pub fn caught_up(&self, found: &[Found], op: OpId) -> Option<Self> {
+        let newest = &found.iter().max_by_key(|found| found.snapshot.generation)?.snapshot;
+        let known = self.base().map(|(known, _)| known);
+        if known.is_some_and(|known| known.generation > newest.generation) {
+            return None;
+        }
+        let is_known = known.is_some_and(|known| known.prefix == newest.prefix);
+        let durable = found.iter().filter(|found| found.on.is_none()).map(|found| &found.snapshot);
+        // One that was durable once stays so until the next one is: none is found only if none was known, or storage has lost it.
+        let durable = durable.max_by_key(|snapshot| snapshot.generation).or(self.durable.as_ref()).cloned();
+        let copies = found.iter().filter(|found| found.snapshot.prefix == newest.prefix);
+        let disks: Vec<&NodeName> = copies.filter_map(|copy| copy.on.as_ref()).collect();
+        let before = self.local.as_ref().map(|(_, node)| node).filter(|node| disks.contains(node));
+        let local = before.or(disks.first().copied()).map(|node| (newest.clone(), node.clone()));
+        let is_durable = durable.as_ref().is_some_and(|durable| durable.prefix == newest.prefix);
+        let uploading = (!is_durable).then(|| self.uploading.filter(|_| is_known).unwrap_or(op));
+        let after = Self { local, durable, uploading, paused: self.paused && is_known };
+        (after != *self).then_some(after)
+    }
+
     /// What an actor is that has no worker and nothing under way.
     pub fn resting(&self) -> Phase {
         if self.paused && self.local.is_some() { Phase::Paused } else { Phase::Suspended }

@@ -33,6 +33,7 @@ pub(crate) struct Counters {
     pub(crate) fenced: Counter,
     pub(crate) snapshots_missing: Counter,
     pub(crate) fell_back: Counter,
+    pub(crate) caught_up: Counter,
     pub(crate) taken_over: Counter,
     pub(crate) not_in_worker: Counter,
     pub(crate) nodes_given_up: Counter,
@@ -95,6 +96,11 @@ impl Control {
                 "ate_actors_fell_back_total",
                 "Actors whose newest snapshot was on one node only, and is gone.",
                 &counters.fell_back,
+            ),
+            counted(
+                "ate_actors_caught_up_total",
+                "Actors of a restored backup that had been saved after it, and continue from there.",
+                &counters.caught_up,
             ),
             counted(
                 "ate_operations_taken_over_total",

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use ate_actor::Actor;
 use ate_name::{ActorUid, NodeName, OpId};
-use ate_orders::NodeError;
+use ate_orders::{ForgetOrder, NodeError};
+use ate_snapshot::Home;
 use ate_store::Change;
 
 use crate::drive::{Driver, Patience};
@@ -23,17 +24,20 @@ impl Forget {
     }
 
     /// Everything of an actor that is deleted.
-    pub(crate) fn all(actor: &Actor) -> Self {
-        let snapshots = Self::of(actor, |_| true);
-        let empty = Self { gone: None, node: None, prefixes: Vec::new() };
-        Self { gone: Some(actor.uid), ..snapshots.unwrap_or(empty) }
+    pub(crate) fn all(actor: &Actor, home: Option<Home>) -> Self {
+        let home = home.map(|home| home.to_string());
+        Self { gone: Some(actor.uid), home, ..Self::of(actor, |_| true).unwrap_or_default() }
+    }
+
+    fn order(&self) -> ForgetOrder {
+        ForgetOrder { prefixes: self.prefixes.clone(), gone: self.gone, home: self.home.clone() }
     }
 
     fn of(actor: &Actor, which: impl Fn(&str) -> bool) -> Option<Self> {
         let prefixes: BTreeSet<String> =
             actor.references().map(|snapshot| snapshot.prefix.clone()).filter(|prefix| which(prefix)).collect();
         let node = actor.snapshots.local.as_ref().map(|(_, node)| node.clone());
-        (!prefixes.is_empty()).then(|| Self { gone: None, node, prefixes: prefixes.into_iter().collect() })
+        (!prefixes.is_empty()).then(|| Self { node, prefixes: prefixes.into_iter().collect(), ..Self::default() })
     }
 }
 
@@ -62,7 +66,7 @@ impl Control {
                 patience.wait(self).await?;
                 continue;
             };
-            match self.nodes.forget_snapshots(&to, forget.gone, forget.prefixes.clone()).await {
+            match self.nodes.forget_snapshots(&to, forget.order()).await {
                 Ok(()) => {
                     self.tell_others(&to, forget.gone);
                     break;
@@ -91,7 +95,8 @@ impl Control {
         for node in &nodes - &deaf {
             let control = Arc::clone(self);
             self.tasks.spawn(async move {
-                let _ = control.nodes.forget_snapshots(&node, Some(gone), Vec::new()).await;
+                let order = ForgetOrder { gone: Some(gone), ..ForgetOrder::default() };
+                let _ = control.nodes.forget_snapshots(&node, order).await;
             });
         }
     }

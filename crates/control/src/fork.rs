@@ -19,6 +19,7 @@ use crate::drive::{Driver, Patience};
 use crate::ledger::Note;
 use crate::quota::outdated;
 use crate::records::{Forget, Fork, Job, actor_key, atespace_key, encode, made_from_key, object_key, operation_key};
+use crate::resume::again;
 use crate::{Code, Control, ControlError};
 
 /// How far a copy has come.
@@ -60,7 +61,14 @@ impl Control {
 
     /// The actor once it has come to rest, put to rest if it runs. Should it be woken at once, what was saved is still there.
     async fn saved(self: &Arc<Self>, key: &ActorKey) -> Result<Actor, ControlError> {
-        let settled = self.settled(key, tokio::time::Instant::now() + self.settings.park).await?;
+        let deadline = tokio::time::Instant::now() + self.settings.park;
+        let (mut settled, mut tries) = (self.settled(key, deadline).await?, 0);
+        while settled.actor.behind.is_some() {
+            match self.caught_up(self.actor(key).await?).await {
+                Err(error) if error.code == Code::Aborted && again(&mut tries, deadline).await => {}
+                caught_up => settled = caught_up?.into(),
+            }
+        }
         match settled.actor.phase {
             Phase::Running { .. } => Ok(self.save_because(key, Intent::Suspend, "to be forked").await?.actor),
             Phase::Suspended | Phase::Paused => Ok(settled.actor),
@@ -241,6 +249,8 @@ impl Control {
         let mut actor = Actor::new(*uid, to.clone(), template.clone(), *template_uid, sealed_key, self.world.now());
         actor.selector = fork.selector.clone();
         actor.generation = copy.generation.max(fork.past);
+        // It may have been before, and saved anew since.
+        actor.behind = (fork.past != Generation::NONE).then_some(copy.generation);
         actor.snapshots.local = Some((copy.clone(), fork.node.clone()));
         actor.snapshots.durable = Some(copy);
         let mut patience = Patience::new();
@@ -380,7 +390,7 @@ impl Control {
 
     fn forgotten(&self, driver: &Driver, fork: &Fork) -> Result<Forget, ControlError> {
         let prefix = self.copy_order(driver.op, fork)?.prefix;
-        Ok(Forget { gone: None, node: Some(fork.node.clone()), prefixes: vec![prefix] })
+        Ok(Forget { node: Some(fork.node.clone()), prefixes: vec![prefix], ..Forget::default() })
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ate_name::{ActorKey, ObjectKey};
 use ate_orders::Phase;
-use ate_store::{Change, CommitError, Record, Write};
+use ate_store::{Change, CommitError, Guard, Record, Write};
 
 use crate::actors::is_golden;
 use crate::drive::Patience;
@@ -102,7 +102,9 @@ impl Control {
             let record = self.operation(op, Job::Actor(actor.key.clone()));
             change = change.put(operation_key(op), encode(&record));
         }
-        let forget = Forget::between(&read.value, &actor).map(|forget| (self.new_operation(), forget));
+        // Whoever is behind may be wrong about what is its newest: nothing is let go of before that is known.
+        let forget = if actor.behind.is_some() { None } else { Forget::between(&read.value, &actor) };
+        let forget = forget.map(|forget| (self.new_operation(), forget));
         if let Some((driver, forget)) = &forget {
             change = self.with_forget(change, driver.op, forget.clone());
         }
@@ -137,6 +139,7 @@ impl Control {
                 self.counters.crashed.one();
             }
             Event::LocalLost { .. } => self.counters.fell_back.one(),
+            Event::CaughtUp { more: Some(_) } => self.counters.caught_up.one(),
             _ => {}
         }
         if let Some((driver, forget)) = forget {
@@ -157,6 +160,17 @@ impl Control {
     /// else brought it to its end, or the actor has moved on.
     pub(crate) async fn settle(
         self: &Arc<Self>,
+        read: Read<Actor>,
+        event: Event,
+        note: Note,
+    ) -> Result<Read<Actor>, ControlError> {
+        self.settle_while(None, read, event, note).await
+    }
+
+    /// The same only while something holds; a conflict may also mean that it no longer does.
+    pub(crate) async fn settle_while(
+        self: &Arc<Self>,
+        holds: Option<&Guard>,
         mut read: Read<Actor>,
         event: Event,
         note: Note,
@@ -166,7 +180,9 @@ impl Control {
         let mut patience = Patience::new();
         loop {
             let applied = read.value.clone().apply(event.clone()).map_err(|_| ControlError::conflict())?;
-            match self.write(Change::new(), &read, applied, &event, note.clone()).await {
+            let change = holds.into_iter().fold(Change::new(), |change, guard| change.guard(guard.clone()));
+            match self.write(change, &read, applied, &event, note.clone()).await {
+                Err(error) if error.is_conflict() && holds.is_some() => return Err(error),
                 Err(error) if error.is_conflict() => {}
                 Err(error) if error.is_store_away() => patience.wait(self).await?,
                 other => return other,

@@ -13,6 +13,7 @@
 //!   UnstickActor, ForceDeleteActor ─▶ force.rs, with audit.rs: whatever is under way
 //!   apply -f              ─▶ catalog.rs ─▶ golden.rs: first snapshot of a template
 //!   WatchActors           ─▶ changes.rs: the list, then the feed
+//!   first wake of an actor whose record is from a backup ─▶ catch_up.rs: what was saved since
 //! ```
 
 mod actors;
@@ -20,6 +21,7 @@ mod assignments;
 mod atespaces;
 mod audit;
 mod catalog;
+mod catch_up;
 mod changes;
 mod check;
 mod counters;
@@ -139,8 +141,8 @@ pub struct Control {
     replica: ate_name::ReplicaId,
     beats: replicas::Beats<ate_name::ReplicaId, records::ReplicaRecord>,
     known_nodes: replicas::Beats<ate_name::NodeName, NodeRecord>,
-    /// When this process last could not reach the store.
-    deaf_until: Mutex<Option<tokio::time::Instant>>,
+    /// When this process was started, or last could not reach the store: it has heard nobody of before.
+    deaf_until: Mutex<tokio::time::Instant>,
     counters: counters::Counters,
     driving: drive::Driving,
     emptying: Mutex<std::collections::BTreeSet<ate_name::WorkerUid>>,

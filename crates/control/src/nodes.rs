@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ate_name::{NodeName, SessionId};
-use ate_store::{Change, CommitError, Kind, Record};
+use ate_store::{Change, CommitError, Guard, Kind, Record};
 use tokio::time::Instant;
 
 use crate::records::{NodeRecord, Read, each, encode, node_key};
@@ -72,7 +72,7 @@ impl Control {
         // Several find out by their own beat; one alone has none, and nobody else whom a node could tell that it lives.
         if matches!(self.settings.replicas, Replicas::Alone) && renewed.as_ref().is_err_and(ControlError::is_store_away)
         {
-            *self.deaf_until.lock() = Some(Instant::now());
+            *self.deaf_until.lock() = Instant::now();
         }
         renewed
     }
@@ -91,7 +91,7 @@ impl Control {
             if heard < told {
                 self.counters.nodes_ahead.one();
                 // Nothing is judged by such a store, and nobody given up.
-                *self.deaf_until.lock() = Some(Instant::now());
+                *self.deaf_until.lock() = Instant::now();
                 tracing::error!(%node, told, heard, "the store has lost commits that were acknowledged");
                 return Err(ControlError::precondition(format!(
                     "the store has lost commits: it heard node {node} {heard} times, and has told it of {told}\n  stop every replica, then go on with what is left as with a backup: ate store backup --accept-loss, ate store restore --replace\n  if the store is a new one, start the node on a new data directory"
@@ -112,7 +112,8 @@ impl Control {
                     session,
                     beat: known.as_ref().map_or(told, |read| read.value.beat) + 1,
                     endpoint: endpoint.to_owned(),
-                    given_up: false,
+                    // It was told of a store that this one was restored from: what it runs is of before.
+                    given_up: known.is_none() && told > 0,
                     shut_out: false,
                     leaving,
                     ended: known.as_ref().map(|read| read.value.ended_by(session)).unwrap_or_default(),
@@ -124,8 +125,12 @@ impl Control {
             };
             match self.store.commit(change).await {
                 Ok(_) => {
-                    let beat = record.beat;
+                    let (beat, over) = (record.beat, record.given_up);
                     self.know_node(node.clone(), record);
+                    if over {
+                        self.counters.fenced.one();
+                        return Ok(Renewal::Over);
+                    }
                     return Ok(Renewal::Renewed { beat });
                 }
                 Err(CommitError::Conflict { .. }) => {}
@@ -166,17 +171,21 @@ impl Control {
         Ok(())
     }
 
-    /// Whether what only this node has must be given up too.
     pub(crate) async fn is_gone_for_good(&self, node: &NodeName) -> bool {
-        let Some((known, since)) = self.known_nodes.last(node) else { return false };
+        self.gone_for_good(node).await.is_some()
+    }
+
+    /// Whether what only this node has must be given up too, and for as long as what: it may come back before that is written down.
+    pub(crate) async fn gone_for_good(&self, node: &NodeName) -> Option<Guard> {
+        let (known, since) = self.known_nodes.last(node)?;
         if !known.given_up || self.silence(since) < self.settings.node_grace {
-            return false;
+            return None;
         }
         // What is known here may be old: it may have come back, with all it has.
-        let Ok(Some(record)) = self.store.get(&node_key(node)).await else { return false };
+        let record = self.store.get(&node_key(node)).await.ok().flatten()?;
         let now = Read::<NodeRecord>::decode(record.clone());
         let _ = self.note_node(&record);
-        now.is_ok_and(|now| now.value == known)
+        now.is_ok_and(|now| now.value == known).then(|| record.unchanged())
     }
 
     /// Gives up nodes that are silent, and sees to it that none of their workers is left.
@@ -185,7 +194,7 @@ impl Control {
         loop {
             // This process itself stood still: whoever spoke meanwhile is heard first.
             if looked.elapsed() > self.settings.sweep * 3 + STOOD_STILL {
-                *self.deaf_until.lock() = Some(Instant::now());
+                *self.deaf_until.lock() = Instant::now();
             }
             looked = Instant::now();
             // Most of those that were ever known may be gone, and have nothing left.

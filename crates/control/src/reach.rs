@@ -18,7 +18,8 @@ use std::time::Duration;
 use ate_actor::{Actor, Phase};
 use ate_name::{ActorUid, Generation, NodeName, OpId, WorkerUid};
 use ate_orders::{
-    Activate, Activated, Capture, Captured, CopyOrder, NodeError, NodeReport, Nodes, SnapshotOrder, Stored,
+    Activate, Activated, Capture, Captured, CopyOrder, Findings, ForgetOrder, NodeError, NodeReport, Nodes,
+    SearchOrder, SnapshotOrder, Stored,
 };
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -186,13 +187,12 @@ impl Reach {
         self.at_once(node, self.nodes.discard(node, worker, actor, generation)).await
     }
 
-    pub(crate) async fn forget_snapshots(
-        &self,
-        node: &NodeName,
-        gone: Option<ActorUid>,
-        prefixes: Vec<String>,
-    ) -> Result<(), NodeError> {
-        self.in_time(node, self.nodes.forget(node, gone, prefixes)).await
+    pub(crate) async fn forget_snapshots(&self, node: &NodeName, order: ForgetOrder) -> Result<(), NodeError> {
+        self.in_time(node, self.nodes.forget(node, order)).await
+    }
+
+    pub(crate) async fn search(&self, node: &NodeName, order: SearchOrder) -> Result<Findings, NodeError> {
+        self.at_once(node, self.nodes.search(node, order)).await
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ate_actor::{Actor, Event, Phase};
 use ate_name::{NodeName, OpId, WorkerUid};
-use ate_orders::{Hosted, Identity, NodeError, NodeReport, WorkerReport};
+use ate_orders::{ForgetOrder, Hosted, Identity, NodeError, NodeReport, WorkerReport};
 use ate_snapshot::SnapshotKey;
 use ate_store::{Change, CommitError, Guard};
 
@@ -190,9 +190,10 @@ impl Control {
             return Ok(());
         }
         let actor = self.actor_if_any(&key.actor).await?;
-        let referred = actor.is_some_and(|read| {
-            read.value.uid == key.id.actor && read.value.references().any(|snapshot| snapshot.prefix == prefix)
-        });
+        // One whose record is behind may not know of its newest.
+        let refers =
+            |actor: &Actor| actor.behind.is_some() || actor.references().any(|snapshot| snapshot.prefix == prefix);
+        let referred = actor.is_some_and(|read| read.value.uid == key.id.actor && refers(&read.value));
         if !referred {
             self.remove_behind(node, prefix);
         }
@@ -209,7 +210,7 @@ impl Control {
         self.tasks.spawn(async move {
             let (node, prefix) = &what;
             tracing::info!(%prefix, %node, "a snapshot that nobody refers to is removed");
-            let _ = control.nodes.forget_snapshots(node, None, vec![prefix.clone()]).await;
+            let _ = control.nodes.forget_snapshots(node, ForgetOrder::snapshots([prefix.clone()])).await;
             control.removing.lock().remove(&what);
         });
     }

@@ -214,12 +214,15 @@ fn is_none(generation: &Generation) -> bool {
     *generation == Generation::NONE
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Forget {
     /// The actor itself is gone: its history and its log go too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) gone: Option<ActorUid>,
+    /// What all its snapshots lie under, also those that are not known here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) home: Option<String>,
     /// The node that has them on its disk, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) node: Option<NodeName>,

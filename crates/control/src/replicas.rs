@@ -80,7 +80,7 @@ impl Control {
 
     /// How long others have been silent while they could have been heard: when the store is away nobody is.
     pub(crate) fn silence(&self, silence: Duration) -> Duration {
-        self.deaf_until.lock().map_or(silence, |deaf| silence.min(deaf.elapsed()))
+        silence.min(self.deaf_until.lock().elapsed())
     }
 
     /// Takes over what the store says of a replica.
@@ -110,7 +110,7 @@ impl Control {
             count += 1;
             if let Err(error) = self.beat(count).await {
                 tracing::warn!(%error, "this replica could not say that it lives");
-                *self.deaf_until.lock() = Some(Instant::now());
+                *self.deaf_until.lock() = Instant::now();
             }
             self.bury().await;
             tokio::select! {

@@ -15,8 +15,9 @@
 //!   replica      gone: those processes are
 //!   count        counted anew: the backup may be the remedy of a count that is wrong
 //!   unreadable   an actor that this program cannot read is refused, or left out with its past and its place in the index
-//!   node         stays: one that does not come back is given up when its lease is over, and so is what only it had.
-//!                It counts as heard more often than it can have been told: a node that was told more refuses the store
+//!   node         given up: one that comes back is told that its session is over, and ends what it runs before it is heard; what
+//!                only one had that does not is given up after a while. It counts as heard more often than it can have been
+//!                told: a node that was told more refuses the store
 //! ```
 //!
 //! The commit line goes on past everything that anybody can have seen of it, so that no watcher takes up where it was.
@@ -223,7 +224,7 @@ impl Restoring {
 
     fn node(&self, record: Record) -> Record {
         let Ok(value) = serde_json::from_slice::<NodeRecord>(&record.value) else { return record };
-        let restored = NodeRecord { beat: self.past.max(value.beat), ..value.clone() };
+        let restored = NodeRecord { beat: self.past.max(value.beat), given_up: true, ..value.clone() };
         let read = Read { record, value };
         Record { value: read.rewritten(&restored).into(), ..read.record }
     }

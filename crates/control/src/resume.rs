@@ -8,6 +8,7 @@ use ate_actor::{Actor, Event, Intent, Lease, Phase, SnapshotRef, Start};
 use ate_name::{ActorKey, Generation, NodeName};
 use ate_orders::{Activate, Identity, NodeError, SnapshotAt, Source};
 use ate_placement::{State, Wish};
+use ate_store::Guard;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -154,6 +155,7 @@ impl Control {
         deadline: Instant,
         patient: bool,
     ) -> Result<Assigned, ControlError> {
+        let read = self.caught_up(read).await?;
         self.check_crashes(&read.value)?;
         let read = self.without_lost_copy(read).await?;
         let template = self.template_of(&read.value)?;
@@ -176,20 +178,22 @@ impl Control {
     /// An actor whose newest snapshot is on a node that is gone for good falls back to its last durable one.
     async fn without_lost_copy(self: &Arc<Self>, read: Read<Actor>) -> Result<Read<Actor>, ControlError> {
         let only = read.value.snapshots.base().and_then(|(_, node)| node.cloned());
-        match only {
-            Some(node) if self.is_gone_for_good(&node).await => Box::pin(self.fall_back(read, node)).await,
-            _ => Ok(read),
+        let Some(node) = only else { return Ok(read) };
+        match self.gone_for_good(&node).await {
+            Some(gone) => Box::pin(self.fall_back(read, node, Some(&gone))).await,
+            None => Ok(read),
         }
     }
 
-    /// Its newest snapshot is gone: the last durable one is what it continues from.
+    /// Its newest snapshot is gone: the last durable one is what it continues from. `gone`: for as long as its node is.
     pub(crate) async fn fall_back(
         self: &Arc<Self>,
         read: Read<Actor>,
         node: NodeName,
+        gone: Option<&Guard>,
     ) -> Result<Read<Actor>, ControlError> {
         let note = Note::because("FellBack", format!("its newest snapshot was on node {node} only, and is gone"));
-        self.settle(read, Event::LocalLost { node }, note).await
+        self.settle_while(gone, read, Event::LocalLost { node }, note).await
     }
 
     /// From the binding on; also where a wake that was cut off is taken up. Answers when the sandbox runs, and goes on by
@@ -250,7 +254,7 @@ impl Control {
         let event = Event::Failed { op: driver.op, reason: error.to_string(), crashed };
         let mut settled = self.settle(bound, event, Note::because("ResumeFailed", error.to_string())).await;
         if let (Some(node), Ok(failed)) = (gone_from, &settled) {
-            settled = self.fall_back(failed.clone(), node).await;
+            settled = self.fall_back(failed.clone(), node, None).await;
         }
         let _ = tell.send(Err(refusal));
         if let Ok(failed) = settled {

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use ate_actor::{Actor, Event, Intent, Lease, Phase, Scope, SnapshotRef};
 use ate_name::{ActorKey, GOLDEN_ATESPACE, NodeName, OpId, WorkerUid};
-use ate_orders::{Capture, Captured, Identity, NodeError, SnapshotAt, SnapshotOrder, Stored};
-use ate_snapshot::{Location, SnapshotId, SnapshotKey};
+use ate_orders::{Capture, Captured, ForgetOrder, Identity, NodeError, SnapshotAt, SnapshotOrder, Stored};
+use ate_snapshot::{Home, Location, SnapshotId, SnapshotKey};
+use ate_store::Guard;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -28,6 +29,19 @@ const DURABLE_WITHIN: Duration = Duration::from_secs(10);
 /// So often a node that is fine is told to store an image, a quarter of an hour each, and does not say that it is done. The
 /// largest take hours; a disk that never comes to an end must not keep the actor for ever.
 const STORES_GIVEN: u32 = 16;
+
+/// Why an actor that was to be saved is not.
+struct Loss {
+    why: String,
+    /// Only for as long as this holds: its node is gone.
+    gone: Option<Guard>,
+}
+
+impl From<String> for Loss {
+    fn from(why: String) -> Self {
+        Self { why, gone: None }
+    }
+}
 
 /// An actor at rest: its snapshot is on its node's disk, or in durable storage too.
 pub(crate) struct Saved {
@@ -242,7 +256,7 @@ impl Control {
                 }
                 Err(error) => {
                     self.discard(&read, &lease).await?;
-                    return self.lose(read, &error.to_string()).await;
+                    return self.lose(read, error.to_string().into()).await;
                 }
             }
         }
@@ -252,7 +266,7 @@ impl Control {
         let order = self.snapshot_order(&read.value, op, &snapshot)?;
         let stored = match self.store_image(&read, &node, order).await? {
             Ok(stored) => stored,
-            Err(why) => return self.lose(read, &why).await,
+            Err(loss) => return self.lose(read, loss).await,
         };
         ate_failpoint::reached("save.stored");
         let Stored { manifest, bytes, durable } = stored;
@@ -274,7 +288,7 @@ impl Control {
         read: &Read<Actor>,
         node: &NodeName,
         order: SnapshotOrder,
-    ) -> Result<Result<Stored, String>, ControlError> {
+    ) -> Result<Result<Stored, Loss>, ControlError> {
         let (mut patience, mut unanswered, mut failing) = (Patience::new(), Unanswered::times(STORES_GIVEN), None);
         loop {
             let begun = Instant::now();
@@ -282,12 +296,16 @@ impl Control {
                 Ok(stored) => return Ok(Ok(stored)),
                 Err(error) => error,
             };
+            let gone = match &error {
+                NodeError::Unreachable(_) => self.gone_for_good(node).await,
+                _ => None,
+            };
             let never = match &error {
                 // Stale: the store is of an earlier time, and knows nothing of its removal.
                 NodeError::NothingCaptured | NodeError::Stale | NodeError::UnknownNode(_) => {
                     Some("its node no longer has its image".to_owned())
                 }
-                NodeError::Unreachable(_) if self.is_gone_for_good(node).await => {
+                NodeError::Unreachable(_) if gone.is_some() => {
                     Some("its node is gone, and its image with it".to_owned())
                 }
                 // A way that is cut is no failure of the disk: the image is there when it is mended.
@@ -303,8 +321,8 @@ impl Control {
                         .then(|| format!("its image could not be stored for {minutes} min: {error}"))
                 }
             };
-            if let Some(never) = never {
-                return Ok(Err(never));
+            if let Some(why) = never {
+                return Ok(Err(Loss { why, gone }));
             }
             tracing::warn!(actor = %read.value.key, %error, "a snapshot is not stored yet");
             patience.wait(self).await?;
@@ -381,7 +399,7 @@ impl Control {
             let Some(read) = read.filter(refers) else {
                 // Let go of while it was on its way: what removed it may have come too early.
                 if uploaded.is_ok() {
-                    let _ = self.nodes.forget_snapshots(&node, None, vec![newest.prefix]).await;
+                    let _ = self.nodes.forget_snapshots(&node, ForgetOrder::snapshots([newest.prefix])).await;
                 }
                 return Ok(());
             };
@@ -398,26 +416,49 @@ impl Control {
                         other => return other.map(drop),
                     }
                 }
-                Err(NodeError::NoSnapshot(_)) if read.value.lease().is_none() => {
-                    self.fall_back(read, node.clone()).await?;
-                }
-                Err(NodeError::Unreachable(_))
-                    if read.value.lease().is_none() && self.is_gone_for_good(&node).await =>
-                {
-                    self.fall_back(read, node.clone()).await?;
-                }
-                Err(error) => {
-                    tracing::warn!(actor = %actor.key, %error, "a snapshot is not durable yet");
-                    patience.wait(self).await?;
-                }
+                Err(error) => match self.without(read, &node, &error).await {
+                    // It came back in between, or somebody else has gone on with the actor.
+                    Err(error) if error.code == Code::Aborted => patience.wait(self).await?,
+                    Ok(false) => {
+                        tracing::warn!(actor = %actor.key, %error, "a snapshot is not durable yet");
+                        patience.wait(self).await?;
+                    }
+                    gone => return gone.map(drop),
+                },
             }
         }
     }
 
-    /// The actor falls back to its last snapshot; the reason stands in its history.
-    async fn lose(self: &Arc<Self>, read: Read<Actor>, why: &str) -> Result<Saved, ControlError> {
+    /// Goes on without a newest snapshot that was on one node only, if that node says, or its end, that it is gone. `false`: not so.
+    async fn without(
+        self: &Arc<Self>,
+        read: Read<Actor>,
+        node: &NodeName,
+        error: &NodeError,
+    ) -> Result<bool, ControlError> {
+        let gone = match error {
+            NodeError::NoSnapshot(_) => None,
+            NodeError::Unreachable(_) => match self.gone_for_good(node).await {
+                None => return Ok(false),
+                gone => gone,
+            },
+            _ => return Ok(false),
+        };
+        match &read.value.phase {
+            Phase::Suspended | Phase::Paused if read.value.behind.is_some() => drop(self.caught_up(read).await?),
+            Phase::Suspended | Phase::Paused | Phase::Resuming { lease: None, .. } => {
+                self.fall_back(read, node.clone(), gone.as_ref()).await?;
+            }
+            // What it does now decides.
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// The actor falls back to its last snapshot; the reason stands in its history. `gone`: for as long as its node is.
+    async fn lose(self: &Arc<Self>, read: Read<Actor>, Loss { why, gone }: Loss) -> Result<Saved, ControlError> {
         let key = read.value.key.clone();
-        self.settle(read, Event::Lost, Note::because("Lost", why)).await?;
+        self.settle_while(gone.as_ref(), read, Event::Lost, Note::because("Lost", why.clone())).await?;
         Err(ControlError::new(
             Code::Unavailable,
             format!("actor {} was lost while it was saved ({why}): it continues from its last snapshot", key.name),
@@ -432,8 +473,7 @@ impl Control {
         op: OpId,
     ) -> Result<SnapshotRef, ControlError> {
         let config = &template.object.spec.snapshots_config;
-        let location =
-            Location::parse(&config.location).map_err(|error| ControlError::precondition(error.to_string()))?;
+        let Home { location, .. } = home(actor, template)?;
         let id = SnapshotId { actor: actor.uid, generation: actor.generation, op };
         let scope = match (intent, config.on_pause, config.on_commit) {
             (Intent::Pause, ate_object::Scope::Data, _)
@@ -444,6 +484,11 @@ impl Control {
         };
         let prefix = SnapshotKey { location, actor: actor.key.clone(), id }.to_string();
         Ok(SnapshotRef { prefix, manifest: None, generation: actor.generation, scope, stored_bytes: 0 })
+    }
+
+    /// What an actor's snapshots lie under.
+    pub(crate) fn home(&self, actor: &Actor) -> Result<Home, ControlError> {
+        home(actor, &*self.template_of(actor)?)
     }
 
     fn snapshot_order(&self, actor: &Actor, op: OpId, snapshot: &SnapshotRef) -> Result<SnapshotOrder, ControlError> {
@@ -467,4 +512,10 @@ impl Control {
             sealed_key: actor.sealed_key.clone(),
         })
     }
+}
+
+fn home(actor: &Actor, template: &Template) -> Result<Home, ControlError> {
+    let location = Location::parse(&template.object.spec.snapshots_config.location)
+        .map_err(|error| ControlError::precondition(error.to_string()))?;
+    Ok(Home { location, actor: actor.key.clone(), uid: actor.uid })
 }

@@ -48,7 +48,7 @@ impl Control {
             beats: replicas::Beats::default(),
             known_nodes: replicas::Beats::default(),
             removing: parking_lot::Mutex::default(),
-            deaf_until: Mutex::default(),
+            deaf_until: Mutex::new(tokio::time::Instant::now()),
             counters: Default::default(),
             driving: drive::Driving::default(),
             emptying: Mutex::default(),

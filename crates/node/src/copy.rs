@@ -156,6 +156,7 @@ pub(crate) mod tests {
             encryption: None,
             golden: false,
             images: BTreeSet::new(),
+            proof: None,
             unknown: BTreeMap::new(),
         }
     }

@@ -276,6 +276,7 @@ impl Node {
             encryption: None,
             golden: order.golden,
             images: image_names(&order.workload),
+            proof: None,
             unknown: Default::default(),
         }
     }

@@ -22,6 +22,7 @@ mod memory;
 mod names;
 mod orders;
 mod runtime;
+mod search;
 mod session;
 mod snapshots;
 mod start;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use ate_name::{ActorUid, Generation, NodeName, OpId, WorkerUid};
 use ate_orders::{
-    Activate, Activated, Capture, Captured, CopyOrder, ExecOrder, Exit, LogsOrder, NodeError, NodeReport, Nodes,
-    Output, SnapshotOrder, Stored,
+    Activate, Activated, Capture, Captured, CopyOrder, ExecOrder, Exit, Findings, ForgetOrder, LogsOrder, NodeError,
+    NodeReport, Nodes, Output, SearchOrder, SnapshotOrder, Stored,
 };
-use ate_snapshot::SnapshotKey;
+use ate_snapshot::{Home, SnapshotKey};
 use ate_worker::LinkError;
 use ate_worker::link::{self, Answer, Command, Refusal};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -254,15 +254,27 @@ impl Nodes for LocalNode {
         read.map_err(|error| NodeError::Failed(format!("cannot read the log of actor {actor}: {error}")))
     }
 
-    async fn forget(&self, node: &NodeName, gone: Option<ActorUid>, prefixes: Vec<String>) -> Result<(), NodeError> {
+    async fn search(&self, node: &NodeName, order: SearchOrder) -> Result<Findings, NodeError> {
+        let node = Arc::clone(self.check(node)?);
+        self.carried_out(async move { node.run_search(order).await }).await
+    }
+
+    async fn forget(&self, node: &NodeName, order: ForgetOrder) -> Result<(), NodeError> {
         let node = Arc::clone(self.check(node)?);
         let forget = async move {
-            for prefix in prefixes {
+            let failed = |error: SnapshotError| NodeError::Failed(ate_orders::chain(&error));
+            for prefix in order.prefixes {
                 let key = SnapshotKey::parse(&prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
-                let forgotten = node.snapshots.forget(&key).await;
-                forgotten.map_err(|error| NodeError::Failed(ate_orders::chain(&error)))?;
+                node.snapshots.forget(&key).await.map_err(failed)?;
             }
-            let Some(actor) = gone else { return Ok(()) };
+            let Some(actor) = order.gone else { return Ok(()) };
+            if let Some(home) = order.home {
+                let home = Home::parse(&home).map_err(|error| NodeError::Refused(error.to_string()))?;
+                if home.uid != actor {
+                    return Err(NodeError::Refused(format!("{home} is not where snapshots of actor {actor} are")));
+                }
+                node.snapshots.forget_home(&home).await.map_err(failed)?;
+            }
             let removed = tokio::task::spawn_blocking(move || {
                 node.logs.remove(actor);
                 node.snapshots.forget_actor(actor)
@@ -291,7 +303,7 @@ mod tests {
         }
         let name = node.0.config.name.clone();
         for _ in 0..2 {
-            node.forget(&name, Some(gone), Vec::new()).await.unwrap();
+            node.forget(&name, ForgetOrder { gone: Some(gone), ..ForgetOrder::default() }).await.unwrap();
         }
         assert!(!node.0.snapshots.is_any_here(gone) && node.0.snapshots.is_any_here(other));
     }

@@ -132,8 +132,7 @@ impl Snapshots {
     }
 
     pub(crate) fn path(&self, key: &SnapshotKey) -> PathBuf {
-        let id = key.id;
-        self.directory.join(id.actor.to_string()).join(format!("{:020}-{}", id.generation.get(), id.op))
+        self.directory.join(key.id.actor.to_string()).join(key.id.to_string())
     }
 
     /// Whether there is any of this actor.
@@ -226,8 +225,9 @@ impl Snapshots {
         let directory = self.path(key);
         let io = |what| move |source| SnapshotError::Io { what, key: key.to_string(), source };
         manifest.encryption = seal.map(|key| Encryption { algorithm: Algorithm::Aes256GcmStream, key: key.id() });
-        let bytes = manifest
-            .to_bytes()
+        let bytes = seal
+            .map_or(Ok(()), |seal| manifest.prove(seal))
+            .and_then(|()| manifest.to_bytes())
             .map_err(|error| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() })?;
         if self.blobs.is_some() {
             write_durably(&directory, ONLY_HERE, key.to_string().as_bytes()).map_err(io("mark the snapshot"))?;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 
 use ate_blob::{BlobError, BlobPath, Blobs};
 use ate_name::Digest;
-use ate_snapshot::{MANIFEST, Manifest, SnapshotKey};
+use ate_snapshot::{Home, MANIFEST, Manifest, SnapshotKey};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::fs::File;
@@ -16,7 +16,7 @@ use tokio::fs::File;
 use crate::snapshots::{SnapshotError, Snapshots, write_durably};
 
 /// Longest manifest that is read. One of a snapshot with a hundred images and all features is a tenth of this.
-const MAX_MANIFEST: u64 = 1 << 20;
+pub(crate) const MAX_MANIFEST: u64 = 1 << 20;
 
 /// What is fetched, and when it need not be.
 #[derive(Clone, Copy)]
@@ -58,12 +58,12 @@ impl<K: Clone + Eq + std::hash::Hash, F: Default> Flights<K, F> {
     }
 }
 
-fn object(key: &SnapshotKey, name: &str) -> Result<BlobPath, SnapshotError> {
+pub(crate) fn object(key: &SnapshotKey, name: &str) -> Result<BlobPath, SnapshotError> {
     BlobPath::parse(&format!("{key}/{name}"))
         .map_err(|error| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() })
 }
 
-fn storage(key: &SnapshotKey) -> impl Fn(BlobError) -> SnapshotError {
+pub(crate) fn storage(key: &SnapshotKey) -> impl Fn(BlobError) -> SnapshotError {
     move |error| match error {
         BlobError::Missing { .. } => {
             SnapshotError::Missing { key: key.to_string(), whence: "durable storage".to_owned() }
@@ -267,6 +267,15 @@ impl Snapshots {
             blobs.delete(&whole).await.map_err(storage(key))?;
         }
         Ok(())
+    }
+
+    /// Removes whatever durable storage has of an actor, also what nobody knows of.
+    pub(crate) async fn forget_home(&self, home: &Home) -> Result<(), SnapshotError> {
+        let Some(blobs) = &self.blobs else { return Ok(()) };
+        let failed = |reason: String| SnapshotError::Unusable { key: home.to_string(), reason };
+        let whole = BlobPath::parse(&home.to_string()).map_err(|error| failed(error.to_string()))?;
+        let source = |source| SnapshotError::Storage { key: home.to_string(), source: Box::new(source) };
+        blobs.delete(&whole).await.map_err(source)
     }
 }
 

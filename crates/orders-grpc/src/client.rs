@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use ate_name::{ActorUid, Generation, NodeName, OpId, WorkerUid};
 use ate_orders::{
-    Activate, Activated, Capture, Captured, CopyOrder, ExecOrder, Exit, LogsOrder, NodeError, NodeEvent, NodeReport,
-    Nodes, Output, SnapshotOrder, Stored,
+    Activate, Activated, Capture, Captured, CopyOrder, ExecOrder, Exit, Findings, ForgetOrder, LogsOrder, NodeError,
+    NodeEvent, NodeReport, Nodes, Output, SearchOrder, SnapshotOrder, Stored,
 };
 use ate_proto::ate::v1::node_client::NodeClient;
 use ate_proto::ate::v1::{ListenRequest, RunInput, run_input, run_output};
@@ -192,7 +192,11 @@ impl Nodes for RemoteNodes {
         }
     }
 
-    async fn forget(&self, node: &NodeName, gone: Option<ActorUid>, prefixes: Vec<String>) -> Result<(), NodeError> {
-        answered!(self.carry(node, Order::Forget { gone, prefixes }).await?, Answer::Done => ())
+    async fn search(&self, node: &NodeName, order: SearchOrder) -> Result<Findings, NodeError> {
+        answered!(self.carry(node, Order::Search(order)).await?, Answer::Found(found) => found)
+    }
+
+    async fn forget(&self, node: &NodeName, order: ForgetOrder) -> Result<(), NodeError> {
+        answered!(self.carry(node, Order::Forget(order)).await?, Answer::Done => ())
     }
 }

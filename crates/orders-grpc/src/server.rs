@@ -144,6 +144,7 @@ async fn carry_out(nodes: &dyn Nodes, node: &NodeName, order: Order) -> Outcome 
         Order::Copy(order) => nodes.copy(node, *order).await.map(Answer::Stored),
         Order::Upload { prefix } => done(nodes.upload(node, &prefix).await),
         Order::Discard { worker, actor, generation } => done(nodes.discard(node, worker, actor, generation).await),
-        Order::Forget { gone, prefixes } => done(nodes.forget(node, gone, prefixes).await),
+        Order::Search(order) => nodes.search(node, order).await.map(Answer::Found),
+        Order::Forget(order) => done(nodes.forget(node, order).await),
     }
 }

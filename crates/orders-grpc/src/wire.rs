@@ -2,7 +2,8 @@
 
 use ate_name::{ActorUid, Generation, OpId, WorkerUid};
 use ate_orders::{
-    Activate, Activated, Capture, Captured, CopyOrder, LogsOrder, NodeError, NodeReport, SnapshotOrder, Stored,
+    Activate, Activated, Capture, Captured, CopyOrder, Findings, ForgetOrder, LogsOrder, NodeError, NodeReport,
+    SearchOrder, SnapshotOrder, Stored,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -22,7 +23,8 @@ pub(crate) enum Order {
     Copy(Box<CopyOrder>),
     Upload { prefix: String },
     Discard { worker: WorkerUid, actor: ActorUid, generation: Generation },
-    Forget { gone: Option<ActorUid>, prefixes: Vec<String> },
+    Search(SearchOrder),
+    Forget(ForgetOrder),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -31,6 +33,7 @@ pub(crate) enum Answer {
     Activated(Activated),
     Captured(Captured),
     Stored(Stored),
+    Found(Findings),
     Done,
 }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use ate_name::{ActorKey, ActorUid, Digest, Generation, NodeName, OpId, WorkerUid};
 
 use crate::{
-    Activate, Activated, Capture, Captured, CopyOrder, Hosted, Identity, NodeError, NodeReport, Nodes, SnapshotAt,
-    SnapshotOrder, Source, Stored, Workload,
+    Activate, Activated, Capture, Captured, CopyOrder, ForgetOrder, Hosted, Identity, NodeError, NodeReport, Nodes,
+    SearchOrder, SnapshotAt, SnapshotOrder, Source, Stored, Workload,
 };
 
 /// What has not happened by then never will.
@@ -27,6 +27,9 @@ pub trait Subject: Send + Sync {
     fn boot(&self) -> Source;
 
     fn sealed_key(&self, actor: ActorUid) -> String;
+
+    /// What all snapshots of an actor lie under.
+    fn home(&self, identity: &Identity) -> String;
 
     fn prefix(&self, identity: &Identity, op: OpId) -> String;
 
@@ -130,7 +133,10 @@ impl Story<'_> {
         let prefix = self.subject.prefix(&first.identity, op(6));
         assert!(self.report().await.only_here.contains(&prefix));
         self.lets_go_of(op(6)).await;
-        SnapshotAt { prefix, manifest: stored.manifest }
+        let at = SnapshotAt { prefix, manifest: stored.manifest };
+        self.is_found(&first.identity, &[&at], &[]).await;
+        self.is_found(&self.actor(9, 1), &[], &[]).await;
+        at
     }
 
     async fn continues_elsewhere(&self, first: &Activate, two: WorkerUid, at: &SnapshotAt) {
@@ -163,6 +169,7 @@ impl Story<'_> {
             assert_eq!(self.nodes.upload(&self.node, &at.prefix).await, Ok(()));
             assert!(!self.report().await.only_here.contains(&at.prefix));
         }
+        self.is_found(&self.actor(1, 1), &[at], &[at]).await;
     }
 
     async fn is_copied(&self, at: &SnapshotAt) {
@@ -178,19 +185,27 @@ impl Story<'_> {
         let again = self.nodes.copy(&self.node, order.clone()).await.expect("it is there");
         assert_eq!(copied.manifest, again.manifest);
         assert!(self.report().await.only_here.contains(&order.prefix));
+        let copy = SnapshotAt { prefix: order.prefix.clone(), manifest: copied.manifest };
+        self.is_found(&to, &[&copy], &[]).await;
+        assert_eq!(self.nodes.upload(&self.node, &copy.prefix).await, Ok(()));
+        self.is_found(&to, &[&copy], &[&copy]).await;
         let behind = CopyOrder { prefix: self.subject.prefix(&to, op(18)), ..order.clone() };
         nobody_waits(self.nodes.copy(&self.node, behind.clone())).await;
         self.until("the copy is made", async || self.is_only_here(&behind.prefix).await).await;
-        assert_eq!(self.nodes.forget(&self.node, None, vec![behind.prefix]).await, Ok(()));
+        assert_eq!(self.forget([behind.prefix]).await, Ok(()));
         let gone = SnapshotAt { prefix: self.subject.prefix(&to, op(12)), manifest: at.manifest };
         let (from, prefix) = (gone.clone(), self.subject.prefix(&to, op(13)));
         let refused = self.nodes.copy(&self.node, CopyOrder { from, prefix, ..order.clone() }).await;
         assert_eq!(refused.err(), Some(NodeError::NoSnapshot(gone.prefix)));
-        assert_eq!(self.nodes.forget(&self.node, Some(to.uid), vec![order.prefix.clone()]).await, Ok(()));
-        assert!(!self.report().await.only_here.contains(&order.prefix));
+        // Though nobody names it.
+        for _ in 0..2 {
+            assert_eq!(self.forget_actor(&to).await, Ok(()));
+        }
+        self.is_found(&to, &[], &[]).await;
+        assert_eq!(self.forget([order.prefix.clone()]).await, Ok(()));
         // One that never came is removed, too, and the order that would have made it is late.
         let never = CopyOrder { prefix: self.subject.prefix(&to, op(17)), ..order.clone() };
-        assert_eq!(self.nodes.forget(&self.node, None, vec![never.prefix.clone()]).await, Ok(()));
+        assert_eq!(self.forget([never.prefix.clone()]).await, Ok(()));
         for late in [order, never] {
             assert_eq!(
                 self.nodes.copy(&self.node, late.clone()).await.err(),
@@ -217,7 +232,7 @@ impl Story<'_> {
         self.activate(&order).await.expect("the worker is free");
         self.capture(two, &order.identity, op(20)).await.expect("it is captured");
         let prefix = self.subject.prefix(&order.identity, op(20));
-        assert_eq!(self.nodes.forget(&self.node, None, vec![prefix.clone()]).await, Ok(()));
+        assert_eq!(self.forget([prefix.clone()]).await, Ok(()));
         assert_eq!(self.store(&order.identity, op(20)).await.err(), Some(NodeError::Stale));
         assert!(!self.is_only_here(&prefix).await);
         assert_eq!(self.nodes.release(&self.node, op(20)).await, Ok(()));
@@ -236,7 +251,7 @@ impl Story<'_> {
         self.until("it is stored", async || self.is_only_here(&prefix).await).await;
         nobody_waits(self.nodes.upload(&self.node, &prefix)).await;
         self.until("it is durable", async || !self.is_only_here(&prefix).await).await;
-        nobody_waits(self.nodes.forget(&self.node, None, vec![prefix.clone()])).await;
+        nobody_waits(self.forget([prefix.clone()])).await;
         let is_gone =
             async || self.nodes.upload(&self.node, &prefix).await == Err(NodeError::NoSnapshot(prefix.clone()));
         self.until("it is removed", is_gone).await;
@@ -273,8 +288,9 @@ impl Story<'_> {
     /// Wherever it is; and what is not there is no error.
     async fn is_forgotten(&self, one: WorkerUid, at: &SnapshotAt) {
         for _ in 0..2 {
-            assert_eq!(self.nodes.forget(&self.node, None, vec![at.prefix.clone()]).await, Ok(()));
+            assert_eq!(self.forget([at.prefix.clone()]).await, Ok(()));
         }
+        self.is_found(&self.actor(1, 1), &[], &[]).await;
         let order = self.activate_order(one, self.actor(1, 4), op(15), snapshot(at));
         assert_eq!(self.activate(&order).await.err(), Some(NodeError::NoSnapshot(at.prefix.clone())));
         assert_eq!(self.nodes.upload(&self.node, &at.prefix).await, Err(NodeError::NoSnapshot(at.prefix.clone())));
@@ -319,6 +335,28 @@ impl Story<'_> {
         let report = self.report().await;
         let found = report.workers.into_iter().find(|report| report.worker == worker).expect("the worker is there");
         found.hosted.map(|Hosted { identity, .. }| identity)
+    }
+
+    async fn forget(&self, prefixes: impl IntoIterator<Item = String>) -> Result<(), NodeError> {
+        self.nodes.forget(&self.node, ForgetOrder::snapshots(prefixes)).await
+    }
+
+    async fn forget_actor(&self, identity: &Identity) -> Result<(), NodeError> {
+        let (gone, home) = (Some(identity.uid), Some(self.subject.home(identity)));
+        self.nodes.forget(&self.node, ForgetOrder { prefixes: Vec::new(), gone, home }).await
+    }
+
+    /// What is on disk is found there, and what is durable in storage; newest first, each with what it takes to restore it.
+    async fn is_found(&self, identity: &Identity, on_disk: &[&SnapshotAt], durable: &[&SnapshotAt]) {
+        for (durable, expected) in [(false, on_disk), (true, durable)] {
+            let (home, sealed_key) = (self.subject.home(identity), self.subject.sealed_key(identity.uid));
+            let order = SearchOrder { home, sealed_key, durable };
+            let found = self.nodes.search(&self.node, order).await.expect("it can be looked for");
+            let snapshots = &found.snapshots;
+            assert_eq!(snapshots.iter().map(|found| &found.at).collect::<Vec<_>>(), expected, "durable: {durable}");
+            assert!(snapshots.iter().all(|found| found.full && found.bytes > 0), "{found:?}");
+            assert!(found.remains.is_empty(), "{found:?}");
+        }
     }
 
     async fn activate(&self, order: &Activate) -> Result<Activated, NodeError> {

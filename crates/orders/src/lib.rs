@@ -12,9 +12,9 @@ mod spent;
 mod workload;
 
 pub use node::{
-    Activate, Activated, Capture, Captured, CopyOrder, ExecOrder, Exit, Hosted, Identity, Ingress, LogsOrder,
-    NodeError, NodeEvent, NodeReport, Nodes, Output, Phase, Runtime, RuntimeAsset, SnapshotAt, SnapshotOrder, Source,
-    Stored, WorkerReport,
+    Activate, Activated, Capture, Captured, CopyOrder, ExecOrder, Exit, Findings, ForgetOrder, FoundSnapshot, Hosted,
+    Identity, Ingress, LogsOrder, NodeError, NodeEvent, NodeReport, Nodes, Output, Phase, Runtime, RuntimeAsset,
+    SearchOrder, SnapshotAt, SnapshotOrder, Source, Stored, WorkerReport,
 };
 pub use recent::Recent;
 pub use spent::Spent;

@@ -108,6 +108,53 @@ pub struct CopyOrder {
     pub sealed_key: String,
 }
 
+/// Look for snapshots of an actor that nobody may know of.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct SearchOrder {
+    /// What all of them lie under.
+    pub home: String,
+    /// The key that they are sealed with, sealed itself: what was not written with it is none of the actor's.
+    pub sealed_key: String,
+    /// In durable storage, not on the node's disk. If the disk is all there is, that is the same.
+    pub durable: bool,
+}
+
+/// What there is of an actor in one place.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Findings {
+    /// The newest, newest first; a few, if there are many.
+    pub snapshots: Vec<FoundSnapshot>,
+    /// Prefixes of which something is there, but not all: an upload that is under way, or was cut off.
+    pub remains: Vec<String>,
+}
+
+/// A snapshot that is whole.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FoundSnapshot {
+    pub at: SnapshotAt,
+    /// Memory and files, or the durable directory only.
+    pub full: bool,
+    pub bytes: u64,
+}
+
+/// Remove snapshots wherever they are, and what is left of an actor that is no more.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForgetOrder {
+    pub prefixes: Vec<String>,
+    /// All there is of this actor on the node's disk, its log too.
+    #[serde(default)]
+    pub gone: Option<ActorUid>,
+    /// What its snapshots lie under, also those that nobody knows of: all of that, in durable storage.
+    #[serde(default)]
+    pub home: Option<String>,
+}
+
+impl ForgetOrder {
+    pub fn snapshots(prefixes: impl IntoIterator<Item = String>) -> Self {
+        Self { prefixes: prefixes.into_iter().collect(), ..Self::default() }
+    }
+}
+
 /// A step of a wake or a suspend and how long it took, for the waterfall.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Phase {
@@ -342,6 +389,9 @@ pub trait Nodes: Send + Sync {
     /// Brings a snapshot that is on the node's disk to durable storage.
     async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError>;
 
+    /// What there is of an actor, whether or not anybody knows of it.
+    async fn search(&self, node: &NodeName, order: SearchOrder) -> Result<Findings, NodeError>;
+
     /// Ends an actor's sandbox, saving nothing.
     async fn discard(
         &self,
@@ -369,9 +419,8 @@ pub trait Nodes: Send + Sync {
         lines: mpsc::Sender<String>,
     ) -> Result<(), NodeError>;
 
-    /// Removes snapshots, wherever they are, and the log of an actor that is gone. What is not there is no error, and does not
-    /// come back by an order that was given before.
-    async fn forget(&self, node: &NodeName, gone: Option<ActorUid>, prefixes: Vec<String>) -> Result<(), NodeError>;
+    /// What is not there is no error, and does not come back by an order that was given before.
+    async fn forget(&self, node: &NodeName, order: ForgetOrder) -> Result<(), NodeError>;
 }
 
 #[cfg(test)]

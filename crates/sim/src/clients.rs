@@ -40,7 +40,7 @@ pub(crate) struct Clients {
     pub(crate) template: ObjectKey,
     pub(crate) actors: Vec<ActorKey>,
     /// Names that forks have.
-    copies: Vec<ActorKey>,
+    pub(crate) copies: Vec<ActorKey>,
     pub(crate) seen: Mutex<Vec<Seen>>,
     pub(crate) lives: Mutex<Lives>,
     /// Suspends that were asked for.
@@ -148,7 +148,7 @@ impl Clients {
         }
     }
 
-    async fn delete(&self, key: &ActorKey) {
+    pub(crate) async fn delete(&self, key: &ActorKey) {
         let then = self.lives.lock().known(key);
         self.lives.lock().deleting(key);
         let deleted = self.call(async |replica| replica.control.delete_actor(key).await).await;

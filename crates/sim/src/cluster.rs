@@ -540,7 +540,7 @@ impl Cluster {
         let Identity { key, uid, generation, .. } = identity;
         match store.actor(key).await {
             Some(actor) if actor.uid == *uid && actor.generation == *generation => {}
-            _ if self.world.is_forced(key) => {}
+            _ if self.world.is_forced(key) || store.is_just_restored() => {}
             now => {
                 let now = now.map(|actor| actor.generation);
                 self.world.broken(format!("generation {generation} of {key} was served, but it is at {now:?}"));

@@ -16,10 +16,12 @@ mod lives;
 mod panics;
 mod process;
 mod replica;
+mod restore;
 pub mod scenario;
 mod store;
 mod world;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -110,6 +112,8 @@ pub(crate) struct Simulation {
     clients: Arc<Clients>,
     settings: Settings,
     started: Mutex<u32>,
+    /// What snapshots of those lie under whom a restored store never knew: nobody will remove them.
+    strangers: Mutex<BTreeSet<String>>,
 }
 
 async fn simulate(seed: u64) -> Outcome {
@@ -128,7 +132,8 @@ impl Simulation {
         cluster.store.set(Arc::clone(&store)).expect("set once");
         let template = ObjectKey::new("sim", "template");
         let clients = Clients::new(Arc::clone(&world), Arc::clone(&cluster), template, actors);
-        Self { world, store, cluster, clients, settings: replica::SETTINGS, started: Mutex::new(0) }
+        let settings = replica::SETTINGS;
+        Self { world, store, cluster, clients, settings, started: Mutex::new(0), strangers: Mutex::default() }
     }
 
     fn outcome(&self, seed: u64) -> Outcome {
@@ -193,9 +198,15 @@ impl Simulation {
         let stop = CancellationToken::new();
         let living: Vec<_> = (0..4).map(|_| tokio::spawn(Arc::clone(&self.clients).live(stop.clone()))).collect();
         let until = Instant::now() + STORM;
+        let mut backup = None;
         while Instant::now() < until && self.world.verdict().is_none() {
             tokio::time::sleep(self.world.dice.between(Duration::ZERO, Duration::from_secs(10))).await;
             self.mischief();
+            match backup.take() {
+                None if self.world.dice.happens(10) => backup = Some(self.back_up().await),
+                Some(taken) if self.world.dice.happens(200) => self.restore(taken).await,
+                other => backup = other,
+            }
         }
         stop.cancel();
         for living in living {
@@ -227,6 +238,18 @@ impl Simulation {
                 return self.world.broken("no actor ever answered");
             }
             tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        self.until_nodes_are_registered().await;
+    }
+
+    /// One that nobody has heard of cannot be missed.
+    async fn until_nodes_are_registered(&self) {
+        let begun = Instant::now();
+        while self.store.all(Kind::Node).await.len() < self.cluster.names().len() {
+            if begun.elapsed() > CALM {
+                return self.world.broken("a node never registered");
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
@@ -362,6 +385,7 @@ impl Simulation {
         if self.clients.living().is_empty() {
             self.start_replica();
         }
+        self.catch_up().await;
         let until = Instant::now() + CALM;
         // Twice: what looks like rest may be the moment before something is taken up.
         let (mut unrest, mut rests) = (Vec::new(), 0);
@@ -435,7 +459,7 @@ impl Simulation {
             broken("images that nobody stored".to_owned());
         }
         let referred = self.store.referred().await;
-        for left in self.cluster.snapshots().difference(&referred) {
+        for left in self.cluster.snapshots().difference(&referred).filter(|left| !self.is_strangers(left)) {
             broken(format!("snapshot {left} is left although nobody refers to it"));
         }
         found

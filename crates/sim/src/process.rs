@@ -34,12 +34,13 @@ impl Process {
         if self.dies_at.load(Ordering::Relaxed) == steps {
             self.dead.cancel();
         }
+        let still = *self.still_until.lock();
+        if let Some(until) = still.filter(|_| !self.dead.is_cancelled()) {
+            tokio::time::sleep_until(until).await;
+        }
+        // Also while it stood still.
         if self.dead.is_cancelled() {
             std::future::pending::<()>().await;
-        }
-        let still = *self.still_until.lock();
-        if let Some(until) = still {
-            tokio::time::sleep_until(until).await;
         }
     }
 

@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use ate_control::{Control, Keys, Replicas, Settings};
 use ate_name::{ActorUid, Generation, NodeName, OpId, WorkerUid};
 use ate_orders::{
-    Activate, Activated, Capture, Captured, CopyOrder, ExecOrder, Exit, LogsOrder, NodeError, NodeReport, Nodes,
-    Output, SnapshotOrder, Stored,
+    Activate, Activated, Capture, Captured, CopyOrder, ExecOrder, Exit, Findings, ForgetOrder, LogsOrder, NodeError,
+    NodeReport, Nodes, Output, SearchOrder, SnapshotOrder, Stored,
 };
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -50,9 +50,7 @@ struct ItsWorld {
 
 impl ate_control::World for ItsWorld {
     fn now(&self) -> jiff::Timestamp {
-        let micros = i64::try_from(self.world.micros()).unwrap_or(i64::MAX);
-        let base = jiff::Timestamp::new(1_800_000_000, 0).expect("a date");
-        base + jiff::SignedDuration::from_micros(micros) + *self.skew.lock()
+        self.world.date() + *self.skew.lock()
     }
 
     fn random(&self) -> [u8; 16] {
@@ -306,13 +304,27 @@ impl Nodes for NodesWire {
         Ok(())
     }
 
-    async fn forget(&self, node: &NodeName, gone: Option<ActorUid>, prefixes: Vec<String>) -> Result<(), NodeError> {
-        self.process.point("before", "forget").await;
+    async fn search(&self, node: &NodeName, order: SearchOrder) -> Result<Findings, NodeError> {
+        self.process.point("before", "search").await;
         self.send(node).await?;
-        let referred = self.store.referred().await;
         let carry_out = |cluster: Arc<Cluster>| {
-            let (node, prefixes, referred) = (node.clone(), prefixes.clone(), referred.clone());
-            async move { cluster.forget(&node, gone, &prefixes, &referred).await }
+            let (node, order) = (node.clone(), order.clone());
+            async move { cluster.search(&node, &order).await }
+        };
+        let answer = self.give(carry_out).await;
+        self.world.say(format_args!("search {} on {node}, durable {}: {answer:?}", order.home, order.durable));
+        self.process.point("after", "search").await;
+        answer
+    }
+
+    async fn forget(&self, node: &NodeName, order: ForgetOrder) -> Result<(), NodeError> {
+        self.process.point("before", "forget").await;
+        // As of now: it may be on its way for longer than whoever gave it lives, and the store be another by then.
+        let referred = self.store.referred().await;
+        self.send(node).await?;
+        let carry_out = |cluster: Arc<Cluster>| {
+            let (node, order, referred) = (node.clone(), order.clone(), referred.clone());
+            async move { cluster.forget(&node, &order, &referred).await }
         };
         let answer = self.give(carry_out).await;
         self.process.point("after", "forget").await;
@@ -368,6 +380,10 @@ mod tests {
 
         fn sealed_key(&self, actor: ActorUid) -> String {
             actor.to_string()
+        }
+
+        fn home(&self, identity: &Identity) -> String {
+            format!("gs://sim/{}", identity.uid)
         }
 
         fn prefix(&self, identity: &Identity, op: OpId) -> String {

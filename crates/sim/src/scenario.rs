@@ -14,6 +14,7 @@ use ate_control::{
     WorkerRecord,
 };
 use ate_name::{ActorKey, ActorUid, Generation, NodeName};
+use ate_orders::ForgetOrder;
 use ate_store::{Change, Key, Kind, Record, Store};
 use futures::StreamExt;
 use futures::stream::BoxStream;
@@ -245,7 +246,7 @@ impl Stage {
         let Simulation { cluster, .. } = &self.simulation;
         for node in self.nodes() {
             let copies = cluster.only_on(&node).into_iter().filter(|prefix| prefix.contains("/copy/"));
-            cluster.forget(&node, None, &copies.collect::<Vec<_>>(), &BTreeSet::new()).await.expect("it is reached");
+            cluster.forget(&node, &ForgetOrder::snapshots(copies), &BTreeSet::new()).await.expect("it is reached");
         }
     }
 

@@ -2,18 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use ate_actor::{Actor, Lease, Phase};
 use ate_control::{Check, Finding, HistoryEntry, NodeRecord, Quota, Template, WorkerRecord};
 use ate_name::{ActorKey, ActorUid, Generation, NodeName};
+use ate_orders::NODE_SERVES_FOR;
 use ate_store::{
-    Change, CommitError, Committed, Entry, Fault, FeedLimits, Key, Kind, MemoryStore, Page, Prefix, Record, Revision,
-    Store, Watch, WatchError, Write, number,
+    Change, CommitError, Committed, Contents, Entry, Fault, FeedLimits, Key, Kind, MemoryStore, Mutation, Page, Prefix,
+    Record, Revision, Store, Watch, WatchError, Write, number,
 };
 use futures::StreamExt as _;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::clients::SPACE;
 use crate::cluster::Cluster;
@@ -32,6 +35,12 @@ pub(crate) struct Shared {
     only_copies: Mutex<BTreeMap<String, (String, NodeName)>>,
     /// What may not be passed.
     pub(crate) quota: Mutex<Quota>,
+    /// How often it was restored. What is on its way to what was there before never arrives.
+    restored: AtomicU64,
+    /// And when last.
+    restored_at: Mutex<Option<Instant>>,
+    /// Who was deleted before, and is back: its snapshots may be gone.
+    pub(crate) zombies: Mutex<BTreeSet<ActorUid>>,
 }
 
 impl Shared {
@@ -44,6 +53,9 @@ impl Shared {
             generations: Mutex::default(),
             only_copies: Mutex::default(),
             quota: Mutex::default(),
+            restored: AtomicU64::new(0),
+            restored_at: Mutex::default(),
+            zombies: Mutex::default(),
         })
     }
 
@@ -110,6 +122,36 @@ impl Shared {
         page.records.iter().map(entry).collect()
     }
 
+    /// Whether sandboxes of before that may still serve: nobody has told their nodes yet, and nobody else runs.
+    pub(crate) fn is_just_restored(&self) -> bool {
+        self.restored_at.lock().is_some_and(|at| at.elapsed() <= NODE_SERVES_FOR)
+    }
+
+    /// Everything in it.
+    pub(crate) async fn contents(&self) -> Vec<Record> {
+        let mut records = Vec::new();
+        for kind in Contents::ORDER {
+            records.extend(self.all(kind).await);
+        }
+        records
+    }
+
+    /// What is in it becomes this.
+    pub(crate) fn replace(&self, revision: Revision, mutations: &[Mutation]) {
+        self.restored.fetch_add(1, Relaxed);
+        *self.restored_at.lock() = Some(Instant::now());
+        self.only_copies.lock().clear();
+        for mutation in mutations {
+            if let Mutation::Put(record) = mutation
+                && record.key.kind() == Kind::Actor
+            {
+                let actor: Actor = serde_json::from_slice(&record.value).expect("an actor");
+                self.generations.lock().insert(actor.uid.to_string(), actor.generation);
+            }
+        }
+        self.memory.replace(revision, mutations);
+    }
+
     pub(crate) async fn commit(&self, cluster: &Cluster, change: Change) -> Result<Committed, CommitError> {
         let writes = change.writes.clone();
         let committed = self.memory.commit(change).await?;
@@ -164,7 +206,8 @@ impl Shared {
             self.world.broken(format!("a quota is passed: {count} actors, {running} of them running"));
         }
         let known = |actor: &Actor| self.generations.lock().get(&actor.uid.to_string()).copied();
-        let wakes = put.iter().any(|actor| known(actor).is_some_and(|known| known < actor.generation));
+        let bound = |actor: &Actor| matches!(actor.phase, Phase::Resuming { lease: Some(_), .. });
+        let wakes = put.iter().any(|actor| bound(actor) && known(actor).is_some_and(|known| known < actor.generation));
         let forked = put.iter().any(|actor| known(actor).is_none() && snapshot_bytes(actor) > 0);
         // A save is never refused.
         if (wakes || forked) && passed(quota.snapshot_bytes, bytes) {
@@ -267,6 +310,8 @@ impl Shared {
             broken("it left its newest snapshot, which is where it was");
         }
         if let Some(durable) = &actor.snapshots.durable
+            && actor.behind.is_none()
+            && !self.zombies.lock().contains(&actor.uid)
             && !cluster.is_durable(&durable.prefix)
         {
             broken("what it takes for durable is not");
@@ -388,10 +433,13 @@ impl Store for StoreWire {
         if self.world.dice.happens(self.world.weather().commit_late) {
             let (shared, cluster, world) =
                 (Arc::clone(&self.shared), Arc::clone(&self.cluster), Arc::clone(&self.world));
+            let restored = shared.restored.load(Relaxed);
             tokio::spawn(async move {
                 tokio::time::sleep(world.dice.between(Duration::ZERO, Duration::from_secs(5))).await;
-                world.say("a commit that was given up is made");
-                let _ = shared.commit(&cluster, change).await;
+                if shared.restored.load(Relaxed) == restored {
+                    world.say("a commit that was given up is made");
+                    let _ = shared.commit(&cluster, change).await;
+                }
             });
             return Err(unavailable().into());
         }

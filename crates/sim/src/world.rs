@@ -63,6 +63,12 @@ impl World {
         u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
+    /// By a clock that is right.
+    pub(crate) fn date(&self) -> jiff::Timestamp {
+        let micros = i64::try_from(self.micros()).unwrap_or(i64::MAX);
+        jiff::Timestamp::new(1_800_000_000, 0).expect("a date") + jiff::SignedDuration::from_micros(micros)
+    }
+
     pub(crate) fn weather(&self) -> Weather {
         *self.weather.lock()
     }

@@ -8,13 +8,14 @@
 //!   21  48   AES-256-GCM of the data key, then its tag; associated data: version ‖ instance key id ‖ actor uid
 //! ```
 //!
-//! No key is used raw: each use derives its own by HKDF-SHA256, so wrapping, sealing and naming a key cannot meet.
+//! No key is used raw: each use derives its own by HKDF-SHA256, so wrapping, sealing, proving and naming a key cannot meet.
 
 use std::fmt;
 
 use ate_name::ActorUid;
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use aws_lc_rs::hkdf::{HKDF_SHA256, Salt};
+use aws_lc_rs::hmac;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroize;
 
@@ -39,13 +40,18 @@ impl Secret {
         LessSafeKey::new(UnboundKey::from(okm))
     }
 
-    fn id(&self) -> KeyId {
+    fn expand(&self, purpose: &[u8]) -> [u8; 32] {
         let prk = Salt::new(HKDF_SHA256, b"ate").extract(&self.0);
         let mut okm = [0; 32];
-        let expanded = prk.expand(&[b"id"], HKDF_SHA256).expect("32 bytes are within what HKDF gives");
+        let purpose = [purpose];
+        let expanded = prk.expand(&purpose, HKDF_SHA256).expect("32 bytes are within what HKDF gives");
         expanded.fill(&mut okm).expect("the buffer has the length asked for");
+        okm
+    }
+
+    fn id(&self) -> KeyId {
         let mut id = [0; ID];
-        id.copy_from_slice(&okm[..ID]);
+        id.copy_from_slice(&self.expand(b"id")[..ID]);
         KeyId(id)
     }
 }
@@ -90,6 +96,13 @@ impl DataKey {
 
     pub(crate) fn for_file(&self, place: &[u8]) -> LessSafeKey {
         self.0.derive(&[b"file", place])
+    }
+
+    pub(crate) fn for_manifests(&self) -> hmac::Key {
+        let mut secret = self.0.expand(b"manifest");
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &secret);
+        secret.zeroize();
+        key
     }
 }
 

@@ -60,7 +60,7 @@ pub use admit::{Expectation, Host, Reason, Refused};
 pub use content::{Content, Hashing};
 pub use key::{DataKey, InstanceKey, KeyId, KeyIdError, UnwrapError, WrappedKey};
 pub use location::{
-    FileName, FileNameError, Location, LocationError, MANIFEST, SnapshotId, SnapshotKey, SnapshotKeyError,
+    FileName, FileNameError, Home, Location, LocationError, MANIFEST, SnapshotId, SnapshotKey, SnapshotKeyError,
 };
 pub use manifest::{
     ActorIdentity, Algorithm, Asset, Base, Encryption, FORMAT, File, MAX_MANIFEST, Manifest, ManifestError, Role,

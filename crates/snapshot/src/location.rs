@@ -93,12 +93,52 @@ impl fmt::Display for Location {
 
 stored_as_text!(Location, LocationError);
 
+/// What all snapshots of an actor's life lie under.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Home {
+    pub location: Location,
+    pub actor: ActorKey,
+    pub uid: ActorUid,
+}
+
+impl Home {
+    pub fn parse(text: &str) -> Result<Self, SnapshotKeyError> {
+        // Any name of a snapshot will do: it is checked with the rest, and forgotten.
+        let any = SnapshotId {
+            actor: ActorUid::from_bytes([0; 16]),
+            generation: Generation::NONE,
+            op: OpId::from_bytes([0; 16]),
+        };
+        let key = SnapshotKey::parse(&format!("{text}/{any}"))?;
+        Ok(Self { location: key.location, actor: key.actor, uid: key.id.actor })
+    }
+
+    /// The snapshot of this name, the last segment of its key, if it is one.
+    pub fn snapshot(&self, name: &str) -> Result<SnapshotKey, SnapshotKeyError> {
+        SnapshotKey::parse(&format!("{self}/{name}"))
+    }
+}
+
+impl fmt::Display for Home {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.location, self.actor, self.uid)
+    }
+}
+
 /// One snapshot. Two attempts in one generation have different operations, so their files can never mix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SnapshotId {
     pub actor: ActorUid,
     pub generation: Generation,
     pub op: OpId,
+}
+
+/// Its name among the snapshots of its actor.
+impl fmt::Display for SnapshotId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // 20 digits hold every u64, so the order of texts is the order of generations.
+        write!(f, "{:020}-{}", self.generation.get(), self.op)
+    }
 }
 
 /// The text is no key of a snapshot.
@@ -141,9 +181,8 @@ impl SnapshotKey {
         if key.to_string() == text { Ok(key) } else { Err(fail("not in canonical form")) }
     }
 
-    /// What every snapshot of this actor's life lies under, for listing; ends in a slash.
-    pub fn siblings(&self) -> String {
-        format!("{}/{}/{}/", self.location, self.actor, self.id.actor)
+    pub fn home(&self) -> Home {
+        Home { location: self.location.clone(), actor: self.actor.clone(), uid: self.id.actor }
     }
 
     pub fn file(&self, name: &FileName) -> String {
@@ -157,8 +196,7 @@ impl SnapshotKey {
 
 impl fmt::Display for SnapshotKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // 20 digits hold every u64, so the order of texts is the order of generations.
-        write!(f, "{}{:020}-{}", self.siblings(), self.id.generation.get(), self.id.op)
+        write!(f, "{}/{}/{}/{}", self.location, self.actor, self.id.actor, self.id)
     }
 }
 
@@ -248,7 +286,18 @@ mod tests {
         let key = SnapshotKey::parse(good).unwrap();
         assert_eq!(key.to_string(), good);
         assert_eq!(key.manifest(), format!("{good}/manifest.json"));
-        assert!(good.starts_with(&key.siblings()));
+        let home = key.home();
+        let (below, name) = good.rsplit_once('/').unwrap();
+        assert_eq!(
+            (home.to_string().as_str(), Home::parse(below), home.snapshot(name)),
+            (below, Ok(home.clone()), Ok(key))
+        );
+        for bad in ["", "s3://b", &good[5..below.len()], &format!("{below}/"), good, &below[..below.len() - 1]] {
+            assert!(Home::parse(bad).is_err(), "{bad}");
+        }
+        for bad in ["", ".", "..", "manifest.json", &name[1..], &format!("x/{name}"), &format!("../{name}")] {
+            assert!(home.snapshot(bad).is_err(), "{bad}");
+        }
         for (from, to) in [
             ("67e55044-10b1-426f-9247-bb680e5fe0c8", "67E55044-10b1-426f-9247-bb680e5fe0c8"),
             ("67e55044-10b1-426f-9247-bb680e5fe0c8", "67e5504410b1426f9247bb680e5fe0c8"),

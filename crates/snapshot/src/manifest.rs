@@ -1,10 +1,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ate_name::{ActorKey, ActorUid, Digest, Generation, ObjectKey, OpId, TemplateUid};
+use aws_lc_rs::hmac;
 use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::{Content, FileName, KeyId, SnapshotId, SnapshotKey};
+use crate::{Content, DataKey, FileName, KeyId, SnapshotId, SnapshotKey};
 
 /// Version of what this crate writes. A reader refuses a later one. What an older reader may ignore is added as a
 /// field at the top level, where unknown ones are kept, and does not change the version.
@@ -51,6 +52,9 @@ pub struct Manifest {
     pub golden: bool,
     /// Pinned references of the container images, so that none is collected while a snapshot needs it.
     pub images: BTreeSet<String>,
+    /// That whoever wrote all of this had the actor's key: see [`Manifest::read_proven`]. HMAC-SHA256 of the manifest without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proof: Option<Digest>,
     /// Fields of a later writer, kept as they are.
     #[serde(flatten)]
     pub unknown: BTreeMap<String, serde_json::Value>,
@@ -155,6 +159,8 @@ pub enum ManifestError {
     Malformed(#[source] serde_json::Error),
     #[error("a snapshot's manifest contradicts itself: {0}")]
     Contradiction(&'static str),
+    #[error("a snapshot's manifest was not written by a node of this instance for this actor, or was changed since")]
+    Unproven,
 }
 
 impl Manifest {
@@ -167,6 +173,25 @@ impl Manifest {
             return Err(ManifestError::Digest { expected: *expected, found });
         }
         Self::read_unverified(bytes)
+    }
+
+    /// The manifest of a snapshot that no record names, as after an older backup of the records was restored. The proof takes the
+    /// place of the digest: only the control plane and its nodes have the actor's key.
+    pub fn read_proven(bytes: &[u8], key: &DataKey) -> Result<Self, ManifestError> {
+        let mut manifest = Self::read_unverified(bytes)?;
+        let proof = manifest.proof.take().ok_or(ManifestError::Unproven)?;
+        hmac::verify(&key.for_manifests(), &manifest.to_bytes()?, proof.as_bytes())
+            .map_err(|_| ManifestError::Unproven)?;
+        manifest.proof = Some(proof);
+        Ok(manifest)
+    }
+
+    /// Proves that this was written by somebody who has the actor's key. Whatever is changed later ends that.
+    pub fn prove(&mut self, key: &DataKey) -> Result<(), ManifestError> {
+        self.proof = None;
+        let tag = hmac::sign(&key.for_manifests(), &self.to_bytes()?);
+        self.proof = Some(Digest::from_bytes(tag.as_ref().try_into().expect("SHA-256 has 32 bytes")));
+        Ok(())
     }
 
     /// For listing and collecting; never restore from this.
@@ -278,6 +303,7 @@ pub(crate) mod tests {
             }),
             golden: false,
             images: ["registry.example/counter@sha256:00".to_owned()].into(),
+            proof: None,
             unknown: BTreeMap::new(),
         }
     }
@@ -297,6 +323,33 @@ pub(crate) mod tests {
         assert_eq!(Manifest::read(&bytes, &Content::of(&bytes).digest).unwrap(), sample());
         // Spelled differently, it is written the same.
         assert_eq!(from_json(&as_json(&sample())).unwrap().to_bytes().unwrap(), bytes);
+    }
+
+    #[test]
+    fn only_who_has_the_key_can_write_what_is_believed_without_a_record() {
+        let (key, other) = (DataKey::from_random([8; 32]), DataKey::from_random([9; 32]));
+        let mut manifest = sample();
+        manifest.unknown.insert("zone".into(), json!("eu"));
+        let read = |manifest: &Manifest, key| Manifest::read_proven(&manifest.to_bytes().unwrap(), key);
+        assert!(matches!(read(&manifest, &key), Err(ManifestError::Unproven)), "it has no proof");
+        manifest.prove(&key).unwrap();
+        assert_eq!(read(&manifest, &key).unwrap(), manifest);
+        assert!(matches!(read(&manifest, &other), Err(ManifestError::Unproven)));
+        for (pointer, changed) in [
+            ("/proof", json!("0".repeat(64))),
+            ("/generation", json!(8)),
+            ("/assets/runsc/url", json!("https://example.com/another")),
+            ("/files/0/digest", json!("1".repeat(64))),
+            ("/zone", json!("us")),
+        ] {
+            let mut value = as_json(&manifest);
+            *value.pointer_mut(pointer).expect(pointer) = changed;
+            let bytes = serde_json::to_vec(&value).unwrap();
+            assert!(matches!(Manifest::read_proven(&bytes, &key), Err(ManifestError::Unproven)), "{pointer}");
+        }
+        // Proven anew for another, as the copy for a fork is.
+        manifest.prove(&other).unwrap();
+        assert!(read(&manifest, &other).is_ok() && read(&manifest, &key).is_err());
     }
 
     #[test]

@@ -34,6 +34,14 @@ impl MemoryStore {
         Self { state: Mutex::default(), feed: Feed::new(Revision::ZERO, feed) }
     }
 
+    /// Puts what a restore writes in the place of everything; watchers list again.
+    pub fn replace(&self, revision: Revision, mutations: &[Mutation]) {
+        let mut state = self.state();
+        *state = State { revision, ..State::default() };
+        mutations.iter().for_each(|mutation| state.apply(mutation));
+        self.feed.skip_to(revision);
+    }
+
     /// No code panics while it holds the lock with the state half changed, so a poisoned one is as good as any.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

@@ -25,7 +25,7 @@ impl Told {
             "Suspending" if detail == "asked for" => Self::Begun,
             "Durable" | "Kept" => Self::Ended,
             // A wake may have answered before it is known that it failed after all.
-            "Lost" | "Crashed" | "FellBack" | "Unstuck" | "ResumeFailed" => Self::Lost,
+            "Lost" | "Crashed" | "FellBack" | "Unstuck" | "ResumeFailed" | "Restored" => Self::Lost,
             _ => Self::Other,
         }
     }

@@ -12,7 +12,7 @@ use ate_name::{ActorUid, Digest, NodeName, ObjectKey, OpId, SessionId, TemplateU
 use ate_node::{LocalNode, Node, Pool, Registry, Renewed};
 use ate_orders::conformance::{Subject, keeps_its_promises};
 use ate_orders::{Container, Identity, NODE_SERVES_FOR, Nodes, Readyz, Runtime, RuntimeAsset, Source, Workload};
-use ate_snapshot::{DataKey, InstanceKey, Location, SnapshotId, SnapshotKey};
+use ate_snapshot::{DataKey, Home, InstanceKey, Location, SnapshotId};
 use base64::Engine as _;
 use futures::FutureExt as _;
 
@@ -91,10 +91,14 @@ impl Subject for Real {
         base64::engine::general_purpose::STANDARD.encode(wrapped.as_bytes())
     }
 
+    fn home(&self, identity: &Identity) -> String {
+        let location = Location::parse("gs://snapshots/counter").expect("a location");
+        Home { location, actor: identity.key.clone(), uid: identity.uid }.to_string()
+    }
+
     fn prefix(&self, identity: &Identity, op: OpId) -> String {
         let id = SnapshotId { actor: identity.uid, generation: identity.generation, op };
-        let location = Location::parse("gs://snapshots/counter").expect("a location");
-        SnapshotKey { location, actor: identity.key.clone(), id }.to_string()
+        format!("{}/{id}", self.home(identity))
     }
 
     async fn is_heard(&self, heard: bool) {

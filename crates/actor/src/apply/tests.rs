@@ -2,7 +2,7 @@ use ate_name::{ActorKey, ActorUid, Generation, NodeName, ObjectKey, OpId, Templa
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Scope, Start, Status};
+use crate::{Found, Scope, Start, Status};
 
 fn actor() -> Actor {
     Actor::new(
@@ -208,6 +208,88 @@ fn a_restored_actor_holds_no_worker_and_is_past_every_generation_of_before() {
     assert_eq!((again.phase, again.generation), (Phase::Paused, past.next()), "never the same generation twice");
 }
 
+fn found(n: u8, on: Option<&str>) -> Found {
+    Found { snapshot: snapshot(n), on: on.map(NodeName::new) }
+}
+
+#[test]
+fn an_actor_of_a_backup_is_not_woken_before_it_has_caught_up() {
+    let stored = [
+        Event::Save { op: op(2), intent: Intent::Pause, snapshot: snapshot(1) },
+        Event::Captured { op: op(2) },
+        Event::Stored { op: op(2), snapshot: snapshot(1), durable: false },
+    ];
+    let paused = walk(running(), stored);
+    let bind = Event::Bind { lease: lease(2), op: op(3), start: Start::Newest };
+    assert_eq!(paused.clone().apply(Event::CaughtUp { more: None }), Err(Refused), "it is not behind");
+    let behind = walk(paused, [Event::Restored { past: Generation::new(1000) }]);
+    assert_eq!(behind.clone().apply(bind.clone()), Err(Refused));
+    assert_eq!(behind.pending().collect::<Vec<_>>(), [op(2)], "its upload");
+
+    let same = walk(behind.clone(), [Event::CaughtUp { more: None }, bind.clone()]);
+    assert_eq!(same.snapshots, behind.snapshots);
+    let more = behind.snapshots.caught_up(&[found(3, Some("n1")), found(2, None)], op(4));
+    let caught_up = walk(behind, [Event::CaughtUp { more }]);
+    assert_eq!((&caught_up.phase, caught_up.behind), (&Phase::Suspended, None));
+    assert_eq!(caught_up.snapshots.base(), Some((&snapshot(3), Some(&NodeName::new("n1")))));
+    assert_eq!(caught_up.pending().collect::<Vec<_>>(), [op(4)], "it is brought to durable storage");
+    assert_eq!(walk(caught_up, [bind]).generation, Generation::new(1001));
+    let golden = Actor { key: ActorKey::parse(GOLDEN_ATESPACE, "g").unwrap(), ..actor() };
+    let golden = walk(golden, [Event::Restored { past: Generation::new(1000) }]);
+    assert_eq!(golden.behind, None, "a golden is made once");
+}
+
+#[test]
+fn a_restart_that_was_done_after_the_backup_is_not_done_again() {
+    let wished = [Event::Restart, Event::Restored { past: Generation::new(1000) }];
+    let behind = walk(running(), wished);
+    assert_eq!(behind.behind, Some(Generation::new(1)));
+    for (newest, fresh) in [(1, true), (2, false)] {
+        let more = behind.snapshots.caught_up(&[found(newest, None)], op(4));
+        let caught_up =
+            walk(behind.clone(), [Event::Restored { past: Generation::new(2000) }, Event::CaughtUp { more }]);
+        assert_eq!(caught_up.fresh, fresh, "saved at {newest}");
+    }
+    assert!(walk(behind, [Event::CaughtUp { more: None }]).fresh);
+}
+
+#[test]
+fn what_was_found_counts_only_if_it_is_more_than_what_is_known() {
+    let known = Snapshots { durable: Some(snapshot(2)), ..Snapshots::default() };
+    for found in [vec![], vec![found(2, None)], vec![found(1, None)], vec![found(1, None), found(2, None)]] {
+        assert_eq!(known.caught_up(&found, op(1)), None, "{found:?}");
+    }
+    // In storage only; also on a disk; on a disk only; and the newest of two disks.
+    let local = |n, node| Some((snapshot(n), NodeName::new(node)));
+    let durable = |n| Some(snapshot(n));
+    for (found, expected) in [
+        (vec![found(3, None), found(2, None)], Snapshots { durable: durable(3), ..Snapshots::default() }),
+        (
+            vec![found(3, Some("n1")), found(3, None)],
+            Snapshots { local: local(3, "n1"), durable: durable(3), ..Snapshots::default() },
+        ),
+        (
+            vec![found(4, Some("n0")), found(3, None), found(2, Some("n1"))],
+            Snapshots { local: local(4, "n0"), durable: durable(3), uploading: Some(op(1)), paused: false },
+        ),
+        (
+            vec![found(5, Some("n0")), found(6, Some("n1"))],
+            Snapshots { local: local(6, "n1"), durable: durable(2), uploading: Some(op(1)), paused: false },
+        ),
+    ] {
+        assert_eq!(known.caught_up(&found, op(1)), Some(expected), "{found:?}");
+    }
+    // Known, and durable by now; its disk may be gone.
+    let uploading = Snapshots { local: local(2, "n1"), durable: durable(1), uploading: Some(op(7)), paused: true };
+    assert_eq!(uploading.caught_up(&[found(2, Some("n1")), found(1, None)], op(1)), None);
+    let by_now = Snapshots { local: local(2, "n1"), durable: durable(2), uploading: None, paused: true };
+    assert_eq!(uploading.caught_up(&[found(2, Some("n0")), found(2, Some("n1")), found(2, None)], op(1)), Some(by_now));
+    let elsewhere = Snapshots { local: None, durable: durable(2), uploading: None, paused: true };
+    assert_eq!(uploading.caught_up(&[found(2, None)], op(1)), Some(elsewhere));
+    let never_saved = Snapshots::default().caught_up(&[found(1, None)], op(1)).unwrap();
+    assert_eq!(never_saved, Snapshots { durable: durable(1), ..Snapshots::default() });
+}
+
 fn any_event() -> impl Strategy<Value = Event> {
     let intent = prop_oneof![Just(Intent::Suspend), Just(Intent::Pause), Just(Intent::Idle)];
     prop_oneof![
@@ -232,6 +314,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         }),
         (0..2u8).prop_map(|n| Event::LocalLost { node: NodeName::new(format!("n{n}")) }),
         (0..99u64).prop_map(|past| Event::Restored { past: Generation::new(past) }),
+        Just(Event::CaughtUp { more: None }),
     ]
 }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use ate_name::{ActorUid, Digest, Generation, NodeName, ObjectKey, OpId, WorkerUid};
 use ate_orders::{
-    Activate, Activated, Capture, Captured, CopyOrder, ExecOrder, Exit, Hosted, Identity, LogsOrder, NodeError,
-    NodeReport, Nodes, Output, Phase, SnapshotOrder, Stored, WorkerReport,
+    Activate, Activated, Capture, Captured, CopyOrder, ExecOrder, Exit, Findings, ForgetOrder, Hosted, Identity,
+    LogsOrder, NodeError, NodeReport, Nodes, Output, Phase, SearchOrder, SnapshotOrder, Stored, WorkerReport,
 };
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -119,7 +119,11 @@ impl Nodes for FakeNodes {
         Ok(())
     }
 
-    async fn forget(&self, _: &NodeName, _: Option<ActorUid>, _: Vec<String>) -> Result<(), NodeError> {
+    async fn search(&self, _: &NodeName, _: SearchOrder) -> Result<Findings, NodeError> {
+        Ok(Findings::default())
+    }
+
+    async fn forget(&self, _: &NodeName, _: ForgetOrder) -> Result<(), NodeError> {
         Ok(())
     }
 }

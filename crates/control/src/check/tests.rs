@@ -52,7 +52,7 @@ impl Sound {
             "object": {"metadata": {"name": "t", "namespace": "ns"}, "spec": {"snapshotsConfig": {"location": "gs://a/b"}}},
         });
         let entry = json!({"time": Timestamp::UNIX_EPOCH, "event": "Created", "generation": 0});
-        let going = Forget { gone: Some(ActorUid::from_random([8; 16])), node: None, prefixes: Vec::new() };
+        let going = Forget { gone: Some(ActorUid::from_random([8; 16])), ..Forget::default() };
         let forgetting = OpId::from_random([4; 16]);
         Self(BTreeMap::from([
             (actor_key(&key()), serde_json::to_value(actor).unwrap()),

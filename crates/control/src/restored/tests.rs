@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use ate_actor::{Intent, Lease, Scope, SnapshotRef, Start};
 use ate_name::{ActorUid, NodeName, ObjectKey, OpId, TemplateUid, WorkerUid};
 use ate_orders::{
-    Activate, Activated, Capture, Captured, ExecOrder, Exit, Hosted, Identity, LogsOrder, NodeError, NodeReport, Nodes,
-    Output, SnapshotOrder, Stored, WorkerReport,
+    Activate, Activated, Capture, Captured, ExecOrder, Exit, Findings, ForgetOrder, Hosted, Identity, LogsOrder,
+    NodeError, NodeReport, Nodes, Output, SearchOrder, SnapshotOrder, Stored, WorkerReport,
 };
 use ate_store::{Change, Key, MemoryStore, Store};
 use tokio::sync::mpsc;
@@ -324,7 +324,10 @@ impl Nodes for Forgotten {
     async fn logs(&self, _: &NodeName, _: ActorUid, _: LogsOrder, _: mpsc::Sender<String>) -> Result<(), NodeError> {
         Ok(())
     }
-    async fn forget(&self, _: &NodeName, _: Option<ActorUid>, _: Vec<String>) -> Result<(), NodeError> {
+    async fn search(&self, _: &NodeName, _: SearchOrder) -> Result<Findings, NodeError> {
+        Ok(Findings::default())
+    }
+    async fn forget(&self, _: &NodeName, _: ForgetOrder) -> Result<(), NodeError> {
         Ok(())
     }
 }

@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 
 use ate_name::{ActorUid, Digest, Generation, NodeName, OpId, WorkerUid};
 use ate_orders::{
-    Activate, Activated, Capture, Captured, CopyOrder, Identity, NodeError, NodeReport, SnapshotOrder, Source, Stored,
+    Activate, Activated, Capture, Captured, CopyOrder, Findings, ForgetOrder, FoundSnapshot, Identity, NodeError,
+    NodeReport, SearchOrder, SnapshotAt, SnapshotOrder, Source, Stored,
 };
 use tokio::time::Instant;
 
@@ -397,19 +398,54 @@ impl Cluster {
         self.answer(name, life, done).await
     }
 
+    pub(crate) async fn search(&self, name: &NodeName, order: &SearchOrder) -> Result<Findings, NodeError> {
+        let life = self.arrive(name).await?;
+        let fails = self.world.dice.happens(self.world.weather().fails);
+        let done = self.on(name, life, |node| {
+            if fails {
+                return Err(NodeError::Hindered("simulated".into()));
+            }
+            let mut storage = self.storage.lock();
+            let nothing = BTreeSet::new();
+            let (whole, begun) = match order.durable {
+                true => storage.reach().map(|storage| (&storage.whole, &storage.begun))?,
+                false => (&node.disk, &nothing),
+            };
+            let found = whole.iter().rev().filter(|(prefix, _)| is_below(prefix, &order.home));
+            let found = found.map(|(prefix, Snapshot { manifest, .. })| FoundSnapshot {
+                at: SnapshotAt { prefix: prefix.clone(), manifest: *manifest },
+                full: true,
+                bytes: 1000,
+            });
+            let remains = begun.iter().filter(|prefix| is_below(prefix, &order.home)).cloned();
+            Ok(Findings { snapshots: found.collect(), remains: remains.collect() })
+        });
+        self.answer(name, life, done).await
+    }
+
     pub(crate) async fn forget(
         &self,
         name: &NodeName,
-        gone: Option<ActorUid>,
-        prefixes: &[String],
+        order: &ForgetOrder,
         referred: &BTreeSet<String>,
     ) -> Result<(), NodeError> {
         let life = self.arrive(name).await?;
         self.on(name, life, |node| {
-            node.told_gone.extend(gone);
+            let Some(gone) = order.gone else { return Ok(()) };
+            node.told_gone.insert(gone);
+            let segment = format!("/{gone}/");
+            if let Some(still) = referred.iter().find(|prefix| prefix.contains(&segment)) {
+                self.world.broken(format!("all of {gone} is removed although somebody refers to {still}"));
+            }
+            node.disk.retain(|prefix, _| !prefix.contains(&segment));
+            let Some(home) = &order.home else { return Ok(()) };
+            let mut storage = self.storage.lock();
+            let storage = storage.reach()?;
+            storage.whole.retain(|prefix, _| !is_below(prefix, home));
+            storage.begun.retain(|prefix| !is_below(prefix, home));
             Ok(())
         })?;
-        for prefix in prefixes {
+        for prefix in &order.prefixes {
             while !self.on(name, life, |node| Ok(node.busy.insert(prefix.clone())))? {
                 self.world.pass().await;
             }
@@ -431,6 +467,10 @@ impl Cluster {
         }
         self.answer(name, life, Ok(())).await
     }
+}
+
+fn is_below(prefix: &str, home: &str) -> bool {
+    prefix.strip_prefix(home).is_some_and(|rest| rest.starts_with('/'))
 }
 
 fn is(sandbox: &Sandbox, order: &Capture) -> bool {

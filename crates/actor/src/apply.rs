@@ -143,7 +143,9 @@ impl Actor {
             (phase, E::Restored { past }) => {
                 // A golden is made once, and its template names it.
                 if self.key.atespace.as_str() != GOLDEN_ATESPACE {
-                    self.behind.get_or_insert(self.generation);
+                    let is_begun = matches!(phase, P::Resuming { lease: Some(_), .. });
+                    let lived = self.generation.get() - u64::from(is_begun);
+                    self.behind.get_or_insert(Generation::new(lived));
                 }
                 self.generation = past.max(self.generation.next());
                 match phase {
@@ -161,7 +163,7 @@ impl Actor {
                 let then = self.behind.take();
                 if let Some(more) = more {
                     (self.snapshots, self.crashes) = (more, None);
-                    // What was saved by a later assignment than those of the backup has started anew, if that was wished for.
+                    // Whoever was saved by a later one has started anew, if that was wished for.
                     self.fresh &= self.snapshots.base().map(|(newest, _)| newest.generation) <= then;
                 }
                 self.snapshots.resting()

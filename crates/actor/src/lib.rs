@@ -47,8 +47,8 @@ pub struct Actor {
     /// Its next wake starts its processes anew: of its newest snapshot only the files count.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub fresh: bool,
-    /// Its record is from a backup, in which it was at this generation: it may have been saved since, and is not woken before that was
-    /// looked for.
+    /// Its record is from a backup, by which this was the last generation that ran: it may have been saved since, and is not woken
+    /// before that was looked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub behind: Option<Generation>,
     /// How its sandbox ended by itself, since its last snapshot or restart.

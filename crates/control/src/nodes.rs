@@ -97,8 +97,10 @@ impl Control {
                     "the store has lost commits: it heard node {node} {heard} times, and has told it of {told}\n  stop every replica, then go on with what is left as with a backup: ate store backup --accept-loss, ate store restore --replace\n  if the store is a new one, start the node on a new data directory"
                 )));
             }
+            // What it runs may be of a time that the store knows nothing of: its record is from a backup, or was not even in that.
+            let restored = known.as_ref().map_or(told > 0, |read| read.value.restored);
             let record = match &known {
-                Some(read) if read.value.is_over(session) => {
+                Some(read) if !restored && read.value.is_over(session) => {
                     self.counters.fenced.one();
                     return Ok(Renewal::Over);
                 }
@@ -112,10 +114,10 @@ impl Control {
                     session,
                     beat: known.as_ref().map_or(told, |read| read.value.beat) + 1,
                     endpoint: endpoint.to_owned(),
-                    // It was told of a store that this one was restored from: what it runs is of before.
-                    given_up: known.is_none() && told > 0,
+                    given_up: restored,
                     shut_out: false,
                     leaving,
+                    restored: false,
                     ended: known.as_ref().map(|read| read.value.ended_by(session)).unwrap_or_default(),
                 },
             };
@@ -125,9 +127,9 @@ impl Control {
             };
             match self.store.commit(change).await {
                 Ok(_) => {
-                    let (beat, over) = (record.beat, record.given_up);
+                    let beat = record.beat;
                     self.know_node(node.clone(), record);
-                    if over {
+                    if restored {
                         self.counters.fenced.one();
                         return Ok(Renewal::Over);
                     }

@@ -276,6 +276,9 @@ pub struct NodeRecord {
     /// It wants to go, and gets no workers any more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub leaving: bool,
+    /// The record is from a backup: whichever session it comes with next began before that was restored, and is over.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restored: bool,
     /// Earlier sessions, oldest first: whoever comes with one of them runs what is others' by now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ended: Vec<SessionId>,

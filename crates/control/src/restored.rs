@@ -224,7 +224,7 @@ impl Restoring {
 
     fn node(&self, record: Record) -> Record {
         let Ok(value) = serde_json::from_slice::<NodeRecord>(&record.value) else { return record };
-        let restored = NodeRecord { beat: self.past.max(value.beat), given_up: true, ..value.clone() };
+        let restored = NodeRecord { beat: self.past.max(value.beat), given_up: true, restored: true, ..value.clone() };
         let read = Read { record, value };
         Record { value: read.rewritten(&restored).into(), ..read.record }
     }

@@ -38,6 +38,7 @@ use ate_orders::{Exit, NODE_SERVES_FOR};
 use clients::{Clients, PATIENCE, SPACE};
 use cluster::Cluster;
 use replica::Replica;
+pub use restore::Backup;
 use store::Shared;
 pub use world::Broken;
 use world::{Weather, World};
@@ -146,6 +147,9 @@ impl Simulation {
                 .iter()
                 .any(|key| self.world.is_forced(key) && seen.actor.starts_with(&format!("{key} ")))
         });
+        // Of who was deleted, and is back, nothing is promised.
+        let zombies = self.store.zombies.lock().clone();
+        seen.retain(|seen| !zombies.iter().any(|uid| seen.actor.ends_with(&uid.to_string())));
         let examined = ate_witness::examine(&seen).unwrap_or_else(|contradiction| {
             self.world.broken(contradiction.to_string());
             Default::default()

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ate_actor::{Actor, Phase};
 use ate_control::{Asked, Restoring};
-use ate_name::{ActorKey, ActorUid};
+use ate_name::{ActorKey, ActorUid, NodeName};
 use ate_store::{Kind, Record, Store};
 use tokio::time::Instant;
 
@@ -19,7 +19,9 @@ use crate::{CALM, Simulation};
 /// Longer than it takes to put another store in the place of one.
 const TAKES: Duration = Duration::from_secs(30);
 
-pub(crate) struct Backup {
+/// The store as it was once.
+#[derive(Clone, Debug)]
+pub struct Backup {
     taken: jiff::Timestamp,
     revision: ate_store::Revision,
     records: Vec<Record>,
@@ -29,6 +31,12 @@ impl Backup {
     fn actors(&self) -> impl Iterator<Item = Actor> {
         let records = self.records.iter().filter(|record| record.key.kind() == Kind::Actor);
         records.map(|record| serde_json::from_slice(&record.value).expect("an actor"))
+    }
+
+    /// As if this node had come only later.
+    pub fn without(mut self, node: &NodeName) -> Self {
+        self.records.retain(|record| record.key.kind() != Kind::Node || record.key.path() != node.as_str());
+        self
     }
 
     fn uid(&self, key: &ActorKey) -> Option<ActorUid> {

@@ -22,7 +22,7 @@ use futures::stream::BoxStream;
 use crate::clients::SPACE;
 use crate::cluster::Met;
 use crate::replica::{Replica, SETTINGS};
-use crate::{CALM, Outcome, Simulation};
+use crate::{Backup, CALM, Outcome, Simulation};
 
 /// A calm simulation with one actor that has counted once.
 pub struct Stage {
@@ -449,6 +449,36 @@ impl Stage {
             assert!(tokio::time::Instant::now() < until, "{}\nnever freed", self.simulation.world.trace());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+    }
+
+    pub async fn back_up(&self) -> Backup {
+        self.simulation.back_up().await
+    }
+
+    /// The store is lost and goes on as this; from here on the first replica is no more.
+    pub async fn restore(&self, backup: Backup) {
+        self.simulation.restore(backup).await;
+    }
+
+    /// At whichever replica lives.
+    pub async fn pause_elsewhere(&self) {
+        let paused =
+            self.simulation.clients.call(async |replica| replica.control.save_actor(&self.actor, Intent::Pause).await);
+        paused.await.expect("a replica lives").expect("it runs");
+    }
+
+    /// At whichever replica lives; what the fork's snapshot has counted.
+    pub async fn fork_elsewhere(&self) -> u64 {
+        let forked =
+            self.simulation.clients.call(async |replica| replica.control.fork_actor(&self.actor, &self.copy()).await);
+        forked.await.expect("a replica lives").expect("it has a snapshot");
+        self.forked().await.expect("it was made").1
+    }
+
+    /// At whichever replica lives.
+    pub async fn delete_elsewhere(&self) {
+        self.simulation.clients.delete(&self.actor).await;
+        assert!(self.actor().await.is_none(), "{}\nit is still there", self.simulation.world.trace());
     }
 
     /// Whether the first replica has come to where it dies, or comes there soon.

@@ -1,5 +1,8 @@
 //! What people do to actors beyond waking them and putting them to rest, in the middle of everything else.
 
+#[path = "verbs/restore.rs"]
+mod restore;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 

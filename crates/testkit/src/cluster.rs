@@ -311,8 +311,13 @@ impl Cluster {
 
     /// What `ate store check` says of the database.
     pub fn check_store(&self) -> std::process::Output {
+        self.store(&["check"])
+    }
+
+    /// `ate store` on the database.
+    pub fn store(&self, args: &[&str]) -> std::process::Output {
         let url = self.postgres.url();
-        Command::new(&self.program).args(["store", "check", "--store", &url]).output().expect("it starts")
+        Command::new(&self.program).arg("store").args(args).args(["--store", &url]).output().expect("it starts")
     }
 
     /// Takes the disks of the nodes away; nothing may use them any more. The kernel lets go of what ended processes had

@@ -101,6 +101,44 @@ async fn actors_of_a_lost_node_go_on_elsewhere_and_it_does_no_harm_when_it_comes
     cluster.stop_all().await;
 }
 
+/// Nodes, their disks and durable storage are as they were; nobody has told them.
+#[tokio::test]
+async fn what_was_saved_after_a_backup_of_the_database_is_there_when_that_is_restored() {
+    let mut cluster = Cluster::start(ATE, 1, 2, 1).await;
+    let client = cluster.client("api-0", 0).await;
+    client.apply_counter(4, "  idle: {}").await;
+    client.create_atespace("space").await;
+    for name in ["saved", "paused", "running"] {
+        client.create_counter("space", name).await;
+        assert_eq!(client.count("space", name).await.memory, 1);
+        client.suspend("space", name).await;
+    }
+    let backup = cluster.directory().join("backup").to_string_lossy().into_owned();
+    let said = cluster.store(&["backup", &backup]);
+    assert!(said.status.success(), "{said:?}");
+    for name in ["saved", "paused", "running"] {
+        assert_eq!(client.count("space", name).await.memory, 2);
+    }
+    client.suspend("space", "saved").await;
+    client.pause("space", "paused").await;
+    let running = node_of(&client, "running").await;
+    let old = cluster.workers_of(&running);
+    cluster.kill("api-0").await;
+    let said = cluster.store(&["restore", &backup, "--replace"]);
+    assert!(said.status.success(), "{said:?}");
+    cluster.restart("api-0").await;
+    let client = cluster.client("api-0", 0).await;
+    for (name, count) in [("saved", 3), ("paused", 3), ("running", 2)] {
+        let answers = || async { client.get("space", name, "/peek").await.0 == 200 };
+        client.until("its nodes are heard of, and its snapshots found", answers).await;
+        let after = client.count("space", name).await;
+        assert_eq!((after.memory, after.file), (count, count), "{name}");
+    }
+    assert!(cluster.workers_of(&running).iter().all(|pid| !old.contains(pid)), "what ran before is ended");
+    assert_eq!(cluster.counted("api-0", "ate_actors_caught_up_total").await, 2);
+    cluster.stop_all().await;
+}
+
 #[tokio::test]
 async fn a_replica_that_is_killed_under_load_loses_nothing_and_leaves_nobody_stuck() {
     let mut cluster = Cluster::start(ATE, 2, 1, 1).await;

@@ -9,6 +9,8 @@ use ate_store_embedded::EmbeddedStore;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::ATE;
+
 const UID: &str = "00000000-0000-4000-8000-000000000001";
 const TEMPLATE: &str = "00000000-0000-4000-8000-000000000002";
 const WORKER: &str = "00000000-0000-4000-8000-000000000003";
@@ -118,6 +120,47 @@ async fn a_store_is_checked_backed_up_and_restored() {
     assert_eq!(machine.get(Kind::Worker, WORKER).await, None);
     let kept = names(&machine.path("data"));
     assert!(kept.len() == 2 && kept[0] == "store" && kept[1].starts_with("store.replaced-"), "{kept:?}");
+}
+
+/// On one machine, whose disk is all the durable storage there is.
+#[tokio::test]
+async fn what_was_saved_after_a_backup_is_there_when_that_is_restored() {
+    let mut machine = ate_testkit::Machine::start(ATE).await;
+    machine.apply_counter(2, "  idle: {}").await;
+    machine.create_atespace("space").await;
+    for name in ["saved", "untouched"] {
+        machine.create_counter("space", name).await;
+        assert_eq!(machine.count("space", name).await.memory, 1);
+        machine.suspend("space", name).await;
+    }
+    machine.stop().await;
+    let backup = machine.directory().join("backup").to_string_lossy().into_owned();
+    machine.ate(&["store", "backup", &backup]).await;
+    machine.restart().await;
+    for count in [2, 3] {
+        assert_eq!(machine.count("space", "saved").await.memory, count);
+        machine.suspend("space", "saved").await;
+    }
+    let key = machine.uid("space", "saved").await;
+    machine.stop().await;
+    let told = machine.ate(&["store", "restore", &backup, "--replace"]).await;
+    assert!(told.contains("is looked for when it is woken"), "{told}");
+    machine.restart().await;
+    let after = machine.count("space", "saved").await;
+    assert_eq!((after.memory, after.file), (4, 4), "what the backup knows of is gone");
+    let after = machine.count("space", "untouched").await;
+    assert_eq!((after.memory, after.file), (2, 2));
+    let told = async |name: &str| {
+        let history = machine.history("space", name).await;
+        history.into_iter().find(|entry| entry.event == "CaughtUp").expect("its record was from a backup").detail
+    };
+    assert!(told("saved").await.contains("was saved after the backup"));
+    assert!(told("untouched").await.contains("not saved after the backup"));
+    machine.suspend("space", "saved").await;
+    machine.delete("space", "saved").await;
+    let left = machine.data().join("node/snapshots").join(key);
+    machine.until("nothing is left of it", || async { !left.exists() }).await;
+    machine.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

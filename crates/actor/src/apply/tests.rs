@@ -251,6 +251,11 @@ fn a_restart_that_was_done_after_the_backup_is_not_done_again() {
         assert_eq!(caught_up.fresh, fresh, "saved at {newest}");
     }
     assert!(walk(behind, [Event::CaughtUp { more: None }]).fresh);
+    // The wake that starts it anew was under way.
+    let begun = [Event::Restart, Event::Lost, Event::Bind { lease: lease(1), op: op(3), start: Start::Newest }];
+    let behind = walk(running(), begun.into_iter().chain([Event::Restored { past: Generation::new(1000) }]));
+    let more = behind.snapshots.caught_up(&[found(2, None)], op(4));
+    assert!(behind.fresh && !walk(behind, [Event::CaughtUp { more }]).fresh);
 }
 
 #[test]

@@ -145,7 +145,7 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "a suspend is acknowledged that lost the actor",
         file: "crates/control/src/save.rs",
-        from: "self.settle(read, Event::Lost, Note::because(\"Lost\", why)).await?;",
+        from: "self.settle_while(gone.as_ref(), read, Event::Lost, Note::because(\"Lost\", why.clone())).await?;",
         to: "return self.settle(read, Event::Lost, Note::because(\"Lost\", why)).await.map(|read| Saved { read, upload: None });",
     },
     Mutation {
@@ -165,6 +165,36 @@ const MUTATIONS: &[Mutation] = &[
         file: "crates/control/src/resume.rs",
         from: "before(deadline, self.activated(key, stale, deadline)).await.unwrap_or_else(|| {",
         to: "Some(self.activated(key, stale, deadline).await).unwrap_or_else(|| {",
+    },
+    Mutation {
+        name: "an actor of a backup is woken as its record says",
+        file: "crates/control/src/catch_up.rs",
+        from: "let more = read.value.snapshots.caught_up(&found, driver.op);",
+        to: "let more = None;",
+    },
+    Mutation {
+        name: "an actor of a backup lets go of what its record no longer needs",
+        file: "crates/control/src/ledger.rs",
+        from: "if actor.behind.is_some() { None }",
+        to: "if actor.behind.is_none() && false { None }",
+    },
+    Mutation {
+        name: "nodes that are not heard of yet after a restore are not waited for",
+        file: "crates/control/src/catch_up.rs",
+        from: "if !registered.is_empty() && self.deaf_until.lock().elapsed() < self.settings.node_lease {",
+        to: "if false {",
+    },
+    Mutation {
+        name: "nodes go on after a restore with what they ran before",
+        file: "crates/control/src/restored.rs",
+        from: "given_up: true, restored: true, ",
+        to: "",
+    },
+    Mutation {
+        name: "a node that comes back in time loses what only it has",
+        file: "crates/control/src/nodes.rs",
+        from: "now.is_ok_and(|now| now.value == known).then(|| record.unchanged())",
+        to: "now.is_ok_and(|now| now.value == known).then(|| Guard::Present(node_key(node)))",
     },
 ];
 

@@ -1,0 +1,98 @@
+//! An older backup of the store is restored while nodes, disks and durable storage are where they are.
+
+use ate_actor::Phase;
+use ate_sim::scenario::{Stage, play};
+
+/// Suspended with one count when the backup is made.
+async fn backed_up(stage: &Stage) -> ate_sim::Backup {
+    assert!(stage.suspend().await);
+    stage.back_up().await
+}
+
+#[test]
+fn what_was_suspended_after_a_backup_is_there_when_that_is_restored() {
+    play(async |stage: &Stage| {
+        let backup = backed_up(stage).await;
+        for count in [2, 3] {
+            assert_eq!(stage.count().await, count);
+            assert!(stage.suspend().await);
+        }
+        stage.restore(backup.clone()).await;
+        assert_eq!(stage.count().await, 4, "the one that the backup knows is gone");
+        // Again, and before anybody was woken: nothing is removed meanwhile.
+        stage.suspend_elsewhere().await;
+        stage.restore(backup).await;
+        stage.sleep(100).await;
+        assert_eq!(stage.count().await, 5);
+    });
+}
+
+#[test]
+fn what_only_a_node_has_is_there_when_an_older_backup_is_restored() {
+    for is_known in [true, false] {
+        play(async |stage: &Stage| {
+            let backup = backed_up(stage).await;
+            assert_eq!(stage.count().await, 2);
+            let node = stage.node().await;
+            stage.storage_away(true);
+            stage.pause_elsewhere().await;
+            stage.restore(if is_known { backup } else { backup.without(&node) }).await;
+            stage.sleep(100).await;
+            stage.storage_away(false);
+            assert_eq!(stage.count().await, 3, "known: {is_known}");
+        });
+    }
+}
+
+#[test]
+fn a_save_that_ended_after_a_backup_is_not_lost_with_its_node() {
+    play(async |stage: &Stage| {
+        let node = stage.node().await;
+        stage.disk_full(&node, true);
+        stage.suspend_at_first_behind();
+        stage.until("saving", |actor| matches!(actor.phase, Phase::Saving { .. })).await;
+        let backup = stage.back_up().await;
+        stage.disk_full(&node, false);
+        stage.until("durable", |actor| actor.snapshots.durable.is_some()).await;
+        stage.destroy(&node);
+        stage.restore(backup).await;
+        assert_eq!(stage.count().await, 2);
+    });
+}
+
+#[test]
+fn who_was_not_saved_after_a_backup_continues_from_what_it_knows() {
+    play(async |stage: &Stage| {
+        let backup = backed_up(stage).await;
+        assert_eq!(stage.count().await, 2);
+        stage.restore(backup).await;
+        // Its node does not know yet, for as long as its lease lasts.
+        stage.sleep(15).await;
+        assert_eq!(stage.count().await, 2, "what ran is of the past");
+    });
+}
+
+#[test]
+fn a_fork_after_a_restore_is_of_what_was_saved_last() {
+    play(async |stage: &Stage| {
+        let backup = backed_up(stage).await;
+        assert_eq!(stage.count().await, 2);
+        assert!(stage.suspend().await);
+        stage.restore(backup).await;
+        stage.sleep(5).await;
+        assert_eq!(stage.fork_elsewhere().await, 2);
+    });
+}
+
+#[test]
+fn nothing_is_left_of_who_is_deleted_after_a_restore() {
+    play(async |stage: &Stage| {
+        let backup = backed_up(stage).await;
+        assert_eq!(stage.count().await, 2);
+        assert!(stage.suspend().await);
+        stage.restore(backup).await;
+        stage.sleep(5).await;
+        // That nothing is left, not even what its record does not know of, is looked at in the end.
+        stage.delete_elsewhere().await;
+    });
+}

@@ -45,6 +45,28 @@ fn what_only_a_node_has_is_there_when_an_older_backup_is_restored() {
 }
 
 #[test]
+fn nothing_is_concluded_before_every_node_can_have_been_heard_of() {
+    for is_known in [true, false] {
+        play(async |stage: &Stage| {
+            let backup = backed_up(stage).await;
+            assert_eq!(stage.count().await, 2);
+            let node = stage.node().await;
+            stage.storage_away(true);
+            stage.pause_elsewhere().await;
+            stage.cut_off(&node, true);
+            stage.restore(if is_known { backup } else { backup.without(&node) }).await;
+            stage.storage_away(false);
+            let comes_late = async {
+                stage.sleep(8).await;
+                stage.cut_off(&node, false);
+            };
+            let (count, ()) = tokio::join!(stage.count(), comes_late);
+            assert_eq!(count, 3, "known: {is_known}");
+        });
+    }
+}
+
+#[test]
 fn a_save_that_ended_after_a_backup_is_not_lost_with_its_node() {
     play(async |stage: &Stage| {
         let node = stage.node().await;

@@ -339,7 +339,7 @@ impl Told {
         if let Some(aside) = &self.moved_aside {
             text += &format!("  what was there before is in {}\n", aside.display());
         }
-        text += "  an actor may have been saved after the backup: its newest snapshot is looked for when it is woken, on every node and in\n  durable storage; the first may have to wait for a minute, until every node was heard of\n";
+        text += "  an actor may have been saved after the backup: its newest snapshot is looked for when it is woken, on every node and in\n  durable storage; start every node within a minute of the control plane: until then nobody is woken whose snapshots may be on one\n";
         text
     }
 }

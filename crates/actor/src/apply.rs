@@ -1,4 +1,4 @@
-use ate_name::{GOLDEN_ATESPACE, Generation, NodeName, OpId};
+use ate_name::{Generation, NodeName, OpId};
 
 use crate::{Actor, Crashes, Intent, Lease, Phase, SnapshotRef, Snapshots, Start};
 
@@ -141,12 +141,10 @@ impl Actor {
                 }
             }
             (phase, E::Restored { past }) => {
-                // A golden is made once, and its template names it.
-                if self.key.atespace.as_str() != GOLDEN_ATESPACE {
-                    let is_begun = matches!(phase, P::Resuming { lease: Some(_), .. });
-                    let lived = self.generation.get() - u64::from(is_begun);
-                    self.behind.get_or_insert(Generation::new(lived));
-                }
+                // One that is just being started anew has yet to be.
+                let anew = matches!(phase, P::Resuming { lease: Some(_), start: Start::Fresh, .. });
+                let lived = self.generation.get().saturating_sub(u64::from(anew));
+                self.behind.get_or_insert(Generation::new(lived));
                 self.generation = past.max(self.generation.next());
                 match phase {
                     // The node may still have the image, or what became of it: it is known by its operation. If it has
@@ -162,7 +160,10 @@ impl Actor {
             (P::Suspended | P::Paused, E::CaughtUp { more }) if self.behind.is_some() => {
                 let then = self.behind.take();
                 if let Some(more) = more {
-                    (self.snapshots, self.crashes) = (more, None);
+                    if more.is_newer(&self.snapshots) {
+                        self.crashes = None;
+                    }
+                    self.snapshots = more;
                     // Whoever was saved by a later one has started anew, if that was wished for.
                     self.fresh &= self.snapshots.base().map(|(newest, _)| newest.generation) <= then;
                 }

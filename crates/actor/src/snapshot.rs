@@ -77,6 +77,12 @@ impl Snapshots {
         (after != *self).then_some(after)
     }
 
+    /// Whether its newest is another than the newest of these.
+    pub fn is_newer(&self, than: &Self) -> bool {
+        let newest = |snapshots: &Self| snapshots.base().map(|(newest, _)| newest.prefix.clone());
+        newest(self) != newest(than)
+    }
+
     /// What an actor is that has no worker and nothing under way.
     pub fn resting(&self) -> Phase {
         if self.paused && self.local.is_some() { Phase::Paused } else { Phase::Suspended }

@@ -10,14 +10,14 @@
 //! A record names the digest of each manifest that it trusts. What it does not know of has to prove that a node of this instance
 //! wrote it for this actor ([`ate_snapshot::Manifest::read_proven`]).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ate_actor::{Actor, Event, Found, Scope, SnapshotRef};
 use ate_name::NodeName;
 use ate_orders::{FoundSnapshot, NodeError, SearchOrder};
 use ate_snapshot::SnapshotKey;
-use ate_store::{Change, Kind};
+use ate_store::{Change, Guard, Kind};
 use futures::future::join_all;
 
 use crate::ledger::Note;
@@ -34,12 +34,16 @@ impl Control {
     }
 
     async fn catch_up(self: &Arc<Self>, read: Read<Actor>) -> Result<Read<Actor>, ControlError> {
-        let (mut found, remains) = self.search(&read.value).await?;
+        // In this order: what is being removed may be found, and be gone by the time that it would be taken for going.
         let going = self.going().await?;
+        let disks = self.disks(&read.value).await?;
+        let (mut found, remains) = self.search(&read.value, &disks.there).await?;
         found.retain(|found| !going.contains(&found.snapshot.prefix));
         let driver = self.new_operation();
         let more = read.value.snapshots.caught_up(&found, driver.op);
-        let detail = match more.as_ref().and_then(|more| more.base()) {
+        let newer = more.as_ref().filter(|more| more.is_newer(&read.value.snapshots));
+        let is_newer = newer.is_some();
+        let detail = match newer.and_then(|newer| newer.base()) {
             Some((newest, on)) => {
                 let place = on.map_or_else(|| "in durable storage".to_owned(), |node| format!("on node {node}"));
                 format!("it was saved after the backup: it continues at generation {}, {place}", newest.generation)
@@ -54,11 +58,18 @@ impl Control {
         let durable = durable.chain(&remains).filter(|prefix| !kept.contains(prefix.as_str()));
         let prefixes: Vec<String> = durable.cloned().collect();
         let rest = (!prefixes.is_empty()).then(|| (self.new_operation(), Forget { prefixes, ..Forget::default() }));
-        let mut change = Change::new();
+        // Not if one that was passed over has come back meanwhile, or a new one has come.
+        let mut change = disks.gone.values().fold(Change::new(), |change, gone| change.guard(gone.clone()));
+        if self.known_nodes.all().iter().any(|node| !disks.there.contains(node) && !disks.gone.contains_key(node)) {
+            return Err(waiting(&read.value, "a node has just come that may have it"));
+        }
         if let Some((driver, rest)) = &rest {
             change = self.with_forget(change, driver.op, rest.clone());
         }
         let read = self.transition_with(change, &read, event, Note::because("CaughtUp", detail)).await?;
+        if is_newer {
+            self.counters.caught_up.one();
+        }
         if let Some((driver, rest)) = rest {
             drop(self.forget_behind(driver, rest));
         }
@@ -68,8 +79,11 @@ impl Control {
     }
 
     /// Every snapshot of an actor that there is, and the prefixes of what is in durable storage by half.
-    async fn search(&self, actor: &Actor) -> Result<(Vec<Found>, Vec<String>), ControlError> {
-        let disks = self.disks(actor).await?;
+    async fn search(
+        &self,
+        actor: &Actor,
+        disks: &BTreeSet<NodeName>,
+    ) -> Result<(Vec<Found>, Vec<String>), ControlError> {
         let (home, sealed_key) = (self.home(actor)?.to_string(), actor.sealed_key.clone());
         let order = SearchOrder { home, sealed_key, durable: false };
         let mut found = Vec::new();
@@ -80,7 +94,7 @@ impl Control {
         }
         let order = SearchOrder { durable: true, ..order };
         let mut last = None;
-        for node in &disks {
+        for node in disks {
             match self.nodes.search(node, order.clone()).await {
                 Ok(durable) => {
                     found.extend(durable.snapshots.into_iter().filter_map(|found| taken_up(found, None)));
@@ -102,22 +116,34 @@ impl Control {
         Ok(forgets.flatten().collect())
     }
 
-    /// The nodes on whose disks something may be.
-    async fn disks(&self, actor: &Actor) -> Result<BTreeSet<NodeName>, ControlError> {
-        let mut disks: BTreeSet<NodeName> = self.fleet.lock().iter().map(|worker| worker.lease.node.clone()).collect();
+    async fn disks(&self, actor: &Actor) -> Result<Disks, ControlError> {
+        let mut there: BTreeSet<NodeName> = self.fleet.lock().iter().map(|worker| worker.lease.node.clone()).collect();
         let registered = self.known_nodes.all();
-        // Where nodes register, some may be newer than the backup: each has the time in which it has to say that it lives.
-        if !registered.is_empty() && self.deaf_until.lock().elapsed() < self.settings.node_lease {
-            return Err(waiting(actor, "nodes that may have it are not heard of yet"));
+        // Where nodes register, some may be newer than the backup: each has as long as those that are known.
+        let long_enough = self.settings.node_lease.max(self.settings.node_grace);
+        if !registered.is_empty() && self.deaf_until.lock().elapsed() < long_enough {
+            return Err(waiting(actor, "nodes that may have it have a minute to be heard of"));
         }
+        let mut gone = BTreeMap::new();
         for node in registered {
-            match self.is_gone_for_good(&node).await {
-                true => disks.remove(&node),
-                false => disks.insert(node),
-            };
+            match self.gone_for_good(&node).await {
+                Some(guard) => {
+                    there.remove(&node);
+                    gone.insert(node, guard);
+                }
+                None => drop(there.insert(node)),
+            }
         }
-        Ok(disks)
+        Ok(Disks { there, gone })
     }
+}
+
+/// Where an actor's snapshots may be.
+struct Disks {
+    /// Nodes that are asked.
+    there: BTreeSet<NodeName>,
+    /// Those that are gone for good, for as long as this holds.
+    gone: BTreeMap<NodeName, Guard>,
 }
 
 fn taken_up(found: FoundSnapshot, on: Option<&NodeName>) -> Option<Found> {

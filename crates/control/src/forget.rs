@@ -9,6 +9,7 @@ use ate_orders::{ForgetOrder, NodeError};
 use ate_snapshot::Home;
 use ate_store::Change;
 
+use crate::actors::is_golden;
 use crate::drive::{Driver, Patience};
 use crate::records::{Forget, Job, encode, history_of, operation_key};
 use crate::{Control, ControlError};
@@ -26,11 +27,17 @@ impl Forget {
     /// Everything of an actor that is deleted.
     pub(crate) fn all(actor: &Actor, home: Option<Home>) -> Self {
         let home = home.map(|home| home.to_string());
-        Self { gone: Some(actor.uid), home, ..Self::of(actor, |_| true).unwrap_or_default() }
+        // A golden that was made after the backup, and is not known by its record, is what actors were saved against since.
+        let only_past = is_golden(&actor.key) && actor.behind.is_some();
+        Self { gone: Some(actor.uid), only_past, home, ..Self::of(actor, |_| true).unwrap_or_default() }
     }
 
     fn order(&self) -> ForgetOrder {
-        ForgetOrder { prefixes: self.prefixes.clone(), gone: self.gone, home: self.home.clone() }
+        let prefixes = self.prefixes.clone();
+        match self.only_past {
+            true => ForgetOrder::snapshots(prefixes),
+            false => ForgetOrder { prefixes, gone: self.gone, home: self.home.clone() },
+        }
     }
 
     fn of(actor: &Actor, which: impl Fn(&str) -> bool) -> Option<Self> {
@@ -68,7 +75,7 @@ impl Control {
             };
             match self.nodes.forget_snapshots(&to, forget.order()).await {
                 Ok(()) => {
-                    self.tell_others(&to, forget.gone);
+                    self.tell_others(&to, forget.gone.filter(|_| !forget.only_past));
                     break;
                 }
                 // Its disk is gone with it; what is in durable storage can be removed by any.

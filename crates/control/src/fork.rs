@@ -330,7 +330,11 @@ impl Control {
         fork: Fork,
         source_is_gone: bool,
     ) -> Result<(Driver, Fork), ControlError> {
-        let from = self.actor_if_any(&fork.from).await?.filter(|read| read.value.uid == fork.from_uid);
+        let mut from = self.actor_if_any(&fork.from).await?.filter(|read| read.value.uid == fork.from_uid);
+        // What it knows of may be gone because it was saved anew since.
+        if let Some(behind) = from.take_if(|read| read.value.behind.is_some()) {
+            from = Some(self.caught_up(behind).await?);
+        }
         let planned = match &from {
             Some(read) => self.plan(&read.value, &fork.to, fork.uid, fork.sealed_key.clone()).await,
             None => Err(ControlError::actor_not_found(fork.from.name.as_str())),

@@ -139,7 +139,6 @@ impl Control {
                 self.counters.crashed.one();
             }
             Event::LocalLost { .. } => self.counters.fell_back.one(),
-            Event::CaughtUp { more: Some(_) } => self.counters.caught_up.one(),
             _ => {}
         }
         if let Some((driver, forget)) = forget {

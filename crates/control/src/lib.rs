@@ -160,7 +160,7 @@ pub struct Control {
     /// Nodes whose disk or storage was in the way of a wake, or that do not answer, and until when they are avoided.
     hindered: Mutex<std::collections::BTreeMap<ate_name::NodeName, tokio::time::Instant>>,
     follower: follow::Follower,
-    /// Snapshots that nobody refers to and that a node was told to remove.
+    /// Snapshots that nobody refers to: a node was told to remove them, or it is found out whose they are.
     removing: Mutex<std::collections::BTreeSet<(ate_name::NodeName, String)>>,
     assignments: assignments::Assignments,
     /// Operations and watchers under way; awaited on shutdown.

@@ -10,6 +10,7 @@ use ate_orders::{ForgetOrder, Hosted, Identity, NodeError, NodeReport, WorkerRep
 use ate_snapshot::SnapshotKey;
 use ate_store::{Change, CommitError, Guard};
 
+use crate::actors::is_golden;
 use crate::ledger::Note;
 use crate::records::{Read, WorkerRecord, actor_key, operation_key, worker_key};
 use crate::workers::is_held;
@@ -190,14 +191,36 @@ impl Control {
             return Ok(());
         }
         let actor = self.actor_if_any(&key.actor).await?;
-        // One whose record is behind may not know of its newest.
-        let refers =
-            |actor: &Actor| actor.behind.is_some() || actor.references().any(|snapshot| snapshot.prefix == prefix);
-        let referred = actor.is_some_and(|read| read.value.uid == key.id.actor && refers(&read.value));
-        if !referred {
+        let Some(read) = actor.filter(|read| read.value.uid == key.id.actor) else {
             self.remove_behind(node, prefix);
+            return Ok(());
+        };
+        if read.value.references().any(|snapshot| snapshot.prefix == prefix) {
+            return Ok(());
+        }
+        match read.value.behind {
+            None => self.remove_behind(node, prefix),
+            // A golden that its record does not know is what actors were saved against since.
+            Some(_) if is_golden(&read.value.key) => {}
+            // It may be its newest, and is nowhere else.
+            Some(_) => self.catch_up_behind(node, prefix, read),
         }
         Ok(())
+    }
+
+    /// Behind the comparison: every other node is asked.
+    fn catch_up_behind(self: &Arc<Self>, node: &NodeName, prefix: String, read: Read<Actor>) {
+        let what = (node.clone(), prefix);
+        if !self.removing.lock().insert(what.clone()) {
+            return;
+        }
+        let control = Arc::clone(self);
+        self.tasks.spawn(async move {
+            if let Err(error) = control.caught_up(read).await {
+                tracing::info!(node = %what.0, prefix = %what.1, %error, "whether this is its newest cannot be told yet");
+            }
+            control.removing.lock().remove(&what);
+        });
     }
 
     /// Behind the comparison: it may have to wait until what is on its way to durable storage is there.

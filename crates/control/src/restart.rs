@@ -57,6 +57,8 @@ impl Control {
         match &restarted {
             // Whoever looks after operations goes on with it.
             Err(error) if error.is_interruption() || self.stopping.is_cancelled() => {}
+            // It cannot be told yet what it is to be started with.
+            Err(_) if self.actor(&restart.actor).await.is_ok_and(|read| read.value.behind.is_some()) => {}
             // If it failed whoever asked is told; the wish stays.
             _ => self.close(driver.op).await?,
         }

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use ate_blob::BlobError;
 use ate_name::{ActorUid, Generation, NodeName, OpId, WorkerUid};
 use ate_orders::{
     Activate, Activated, Capture, Captured, CopyOrder, ExecOrder, Exit, Findings, ForgetOrder, LogsOrder, NodeError,
@@ -209,6 +210,10 @@ impl Nodes for LocalNode {
         let upload = async move {
             node.snapshots.upload(&key, || node.heard()).await.map_err(|error| match error {
                 SnapshotError::Missing { key, .. } => NodeError::NoSnapshot(key),
+                // It was brought there before, as another: by an order that a restored store knows nothing of.
+                SnapshotError::Storage { source, .. } if matches!(*source, BlobError::Exists { .. }) => {
+                    NodeError::Stale
+                }
                 error => NodeError::Failed(ate_orders::chain(&error)),
             })
         };

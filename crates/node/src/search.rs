@@ -1,12 +1,12 @@
 //! Snapshots that nobody may know of: of an actor whose record is from an older backup.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
 use ate_blob::BlobPath;
 use ate_orders::{Findings, FoundSnapshot, NodeError, SearchOrder, SnapshotAt};
-use ate_snapshot::{Content, DataKey, Home, MANIFEST, Manifest, Scope, SnapshotKey};
+use ate_snapshot::{Content, DataKey, File, Home, MANIFEST, Manifest, Scope, SnapshotKey};
 use futures::TryStreamExt;
 
 use crate::Node;
@@ -14,8 +14,15 @@ use crate::orders::unusable;
 use crate::snapshots::{SnapshotError, Snapshots};
 use crate::tier::{MAX_MANIFEST, object, storage};
 
-/// Most that are looked into, from the newest on. An actor has one or two; whoever could put more there could as well remove them.
-const MOST: usize = 16;
+/// So many are looked into, from the newest on. An actor has one or two.
+const MOST_READ: usize = 64;
+
+/// So many are told of.
+const MOST_FOUND: usize = 16;
+
+/// So many names are kept in mind, the newest; and of each so many files, more than a manifest may name.
+const MOST_NAMES: usize = 4096;
+const MOST_FILES: usize = 65;
 
 impl Node {
     pub(crate) async fn run_search(self: &Arc<Self>, order: SearchOrder) -> Result<Findings, NodeError> {
@@ -45,19 +52,17 @@ impl Snapshots {
         for entry in entries {
             names.push(entry.map_err(io)?.file_name().to_string_lossy().into_owned());
         }
-        let mut found = Findings::default();
+        let mut found = Found::new(home, key);
         for at in newest(home, names) {
-            let path = self.path(&at);
-            let bytes = match std::fs::read(path.join(MANIFEST)) {
+            let bytes = match std::fs::read(self.path(&at).join(MANIFEST)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 bytes => bytes.map_err(io)?,
             };
             // Also that its files are there.
-            if self.stored(&at).map_err(io)?.is_some() {
-                found.snapshots.extend(proven(&at, &bytes, key));
-            }
+            let is_whole = self.stored(&at).map_err(io)?.is_some();
+            found.take(&at, &bytes, |_| is_whole)?;
         }
-        Ok(found)
+        Ok(found.findings)
     }
 
     async fn search_storage(&self, home: &Home, key: &DataKey) -> Result<Findings, SnapshotError> {
@@ -65,55 +70,96 @@ impl Snapshots {
         let failed = |source| SnapshotError::Storage { key: home.to_string(), source: Box::new(source) };
         let below = BlobPath::parse(&home.to_string())
             .map_err(|error| SnapshotError::Unusable { key: home.to_string(), reason: error.to_string() })?;
-        let (mut whole, mut begun) = (BTreeSet::new(), BTreeSet::new());
+        let mut there = BTreeMap::<SnapshotKey, BTreeMap<String, u64>>::new();
         let mut objects = blobs.list(&below);
         while let Some(object) = objects.try_next().await.map_err(failed)? {
             let path = object.path.to_string();
             let mut segments = path.rsplit('/');
-            // A snapshot is where its manifest is.
-            match (segments.next(), segments.next()) {
-                (Some(MANIFEST), Some(name)) => whole.insert(name.to_owned()),
-                (_, Some(name)) => begun.insert(name.to_owned()),
-                (_, None) => false,
-            };
+            let (Some(file), Some(name)) = (segments.next(), segments.next()) else { continue };
+            let Ok(at) = home.snapshot(name) else { continue };
+            let files = there.entry(at).or_default();
+            if files.len() < MOST_FILES || file == MANIFEST {
+                files.insert(file.to_owned(), object.size);
+            }
+            if there.len() > MOST_NAMES {
+                there.pop_first();
+            }
         }
-        let remains = newest(home, begun.difference(&whole).cloned());
-        let mut found = Findings { remains: remains.iter().map(ToString::to_string).collect(), snapshots: Vec::new() };
-        for at in newest(home, whole) {
-            match blobs.get_bytes(&object(&at, MANIFEST)?, MAX_MANIFEST).await.map_err(storage(&at)) {
-                Ok(bytes) => found.snapshots.extend(proven(&at, &bytes, key)),
+        let mut found = Found::new(home, key);
+        for (at, files) in there.iter().rev() {
+            // A snapshot is where its manifest is.
+            let Some(length) = files.get(MANIFEST) else {
+                found.findings.remains.push(at.to_string());
+                continue;
+            };
+            if *length > MAX_MANIFEST {
+                continue;
+            }
+            match blobs.get_bytes(&object(at, MANIFEST)?, MAX_MANIFEST).await.map_err(storage(at)) {
+                Ok(bytes) => {
+                    let there = |file: &File| files.get(file.name.as_str()) == Some(&file.stored.length);
+                    found.take(at, &bytes, |manifest| manifest.files.iter().all(there))?;
+                }
                 // Removed just now.
                 Err(SnapshotError::Missing { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(found)
+        Ok(found.findings)
     }
 }
 
-/// Which of these names are snapshots: the newest few, newest first.
-fn newest(home: &Home, names: impl IntoIterator<Item = String>) -> Vec<SnapshotKey> {
-    let mut keys: Vec<_> = names.into_iter().filter_map(|name| home.snapshot(&name).ok()).collect();
-    keys.sort_by(|one, other| other.cmp(one));
-    keys.truncate(MOST);
-    keys
+/// What was found so far, and how much of what was looked at was nothing.
+struct Found<'a> {
+    home: &'a Home,
+    key: &'a DataKey,
+    read: usize,
+    findings: Findings,
 }
 
-/// What was not written for this actor and this place, by who has the actor's key, is no snapshot of it.
-fn proven(at: &SnapshotKey, bytes: &[u8], key: &DataKey) -> Option<FoundSnapshot> {
-    let manifest = match Manifest::read_proven(bytes, key) {
-        Ok(manifest) if manifest.id() == at.id => manifest,
-        Ok(_) => return None,
-        Err(error) => {
-            tracing::warn!(snapshot = %at, %error, "what lies among an actor's snapshots is left alone");
-            return None;
+impl<'a> Found<'a> {
+    fn new(home: &'a Home, key: &'a DataKey) -> Self {
+        Self { home, key, read: 0, findings: Findings::default() }
+    }
+
+    /// What was not written for this actor and this place, by who has the actor's key, is no snapshot of it. Too much of that is an
+    /// error: the newest may lie below it.
+    fn take(
+        &mut self,
+        at: &SnapshotKey,
+        bytes: &[u8],
+        is_whole: impl Fn(&Manifest) -> bool,
+    ) -> Result<(), SnapshotError> {
+        if self.findings.snapshots.len() >= MOST_FOUND {
+            return Ok(());
         }
-    };
-    Some(FoundSnapshot {
-        at: SnapshotAt { prefix: at.to_string(), manifest: Content::of(bytes).digest },
-        full: manifest.scope == Scope::Full,
-        bytes: manifest.files.iter().map(|file| file.stored.length).sum(),
-    })
+        self.read += 1;
+        if self.read > MOST_READ {
+            let reason = format!("{MOST_READ} things newer than it are no snapshots of the actor: remove them");
+            return Err(SnapshotError::Unusable { key: self.home.to_string(), reason });
+        }
+        match Manifest::read_proven(bytes, self.key) {
+            Ok(manifest) if manifest.id() == at.id && is_whole(&manifest) => {
+                self.findings.snapshots.push(FoundSnapshot {
+                    at: SnapshotAt { prefix: at.to_string(), manifest: Content::of(bytes).digest },
+                    full: manifest.scope == Scope::Full,
+                    bytes: manifest.files.iter().map(|file| file.stored.length).sum(),
+                });
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(snapshot = %at, %error, "what lies among an actor's snapshots is left alone");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Which of these names are snapshots, newest first.
+fn newest(home: &Home, names: Vec<String>) -> Vec<SnapshotKey> {
+    let mut keys: Vec<_> = names.iter().filter_map(|name| home.snapshot(name).ok()).collect();
+    keys.sort_by(|one, other| other.cmp(one));
+    keys
 }
 
 #[cfg(test)]
@@ -180,12 +226,27 @@ mod tests {
         blobs.put_new(&object(&of(&key, 11), MANIFEST).unwrap(), bytes::Bytes::from("{")).await.unwrap();
         assert_eq!(snapshots.search_storage(&home, &seal).await.unwrap(), expected);
 
+        // Too long for one; and so much that the newest might lie below it.
+        let long = bytes::Bytes::from(vec![b' '; MAX_MANIFEST as usize + 1]);
+        blobs.put_new(&object(&of(&key, 13), MANIFEST).unwrap(), long).await.unwrap();
+        assert_eq!(snapshots.search_storage(&home, &seal).await.unwrap(), expected);
+        for generation in 100..100 + MOST_READ as u64 {
+            blobs.put_new(&object(&of(&key, generation), MANIFEST).unwrap(), bytes::Bytes::from("{}")).await.unwrap();
+        }
+        assert!(snapshots.search_storage(&home, &seal).await.unwrap_err().to_string().contains("remove them"));
+        for generation in 100..100 + MOST_READ as u64 {
+            blobs.delete(&object(&of(&key, generation), MANIFEST).unwrap()).await.unwrap();
+        }
+
         std::fs::remove_file(snapshots.path(&key).join("memory")).unwrap();
         assert_eq!(snapshots.search_disk(&home, &seal).unwrap(), nothing, "one of its files is gone");
         let half = of(&key, 12);
         blobs.put_new(&object(&half, "memory").unwrap(), bytes::Bytes::from("half")).await.unwrap();
         let remains = vec![half.to_string()];
         assert_eq!(snapshots.search_storage(&home, &seal).await.unwrap(), Findings { remains, ..expected });
+        blobs.delete(&object(&key, "memory").unwrap()).await.unwrap();
+        let found = snapshots.search_storage(&home, &seal).await.unwrap();
+        assert_eq!(found.snapshots, [], "one of its files is gone there, too");
         snapshots.forget_home(&home).await.unwrap();
         assert_eq!(snapshots.search_storage(&home, &seal).await.unwrap(), nothing);
     }

@@ -61,7 +61,7 @@ impl Node {
                 }
                 Ok(Ok(Renewed::Over)) => {
                     tracing::warn!(
-                        "this node was silent for too long: its actors are others' now, and all it has is ended"
+                        "this node was silent for too long, or the store was restored: its actors are others' now, and all it runs is ended"
                     );
                     self.set_pools(Vec::new());
                     // Also those that it has not found yet.

@@ -10,6 +10,7 @@ use ate_blob::{BlobError, BlobPath, Blobs};
 use ate_name::Digest;
 use ate_snapshot::{Home, MANIFEST, Manifest, SnapshotKey};
 use bytes::Bytes;
+use futures::TryStreamExt;
 use parking_lot::Mutex;
 use tokio::fs::File;
 
@@ -275,6 +276,13 @@ impl Snapshots {
         let failed = |reason: String| SnapshotError::Unusable { key: home.to_string(), reason };
         let whole = BlobPath::parse(&home.to_string()).map_err(|error| failed(error.to_string()))?;
         let source = |source| SnapshotError::Storage { key: home.to_string(), source: Box::new(source) };
+        // First what makes each of them a snapshot: cut off, no half of one is taken for whole.
+        let mut objects = blobs.list(&whole);
+        while let Some(object) = objects.try_next().await.map_err(source)? {
+            if object.path.to_string().ends_with(&format!("/{MANIFEST}")) {
+                blobs.delete(&object.path).await.map_err(source)?;
+            }
+        }
         blobs.delete(&whole).await.map_err(source)
     }
 }

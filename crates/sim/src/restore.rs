@@ -87,6 +87,10 @@ impl Simulation {
         let strangers: BTreeSet<String> =
             self.cluster.snapshots().into_iter().filter(|prefix| !backup.speaks_of(prefix)).collect();
         self.strangers.lock().extend(strangers.iter().filter_map(|prefix| Some(prefix.rsplit_once('/')?.0.to_owned())));
+        // A golden that was just being made is made anew, and the one that it had become stays for those who were saved against it.
+        for golden in backup.actors().filter(|actor| actor.key.atespace.as_str() == ate_name::GOLDEN_ATESPACE) {
+            self.strangers.lock().insert(format!("gs://sim/snapshots/{}/{}", golden.key, golden.uid));
+        }
         tokio::time::sleep(self.world.dice.between(Duration::ZERO, TAKES)).await;
         self.start_replica();
         self.start_replica();

@@ -34,9 +34,9 @@ impl Control {
     }
 
     async fn catch_up(self: &Arc<Self>, read: Read<Actor>) -> Result<Read<Actor>, ControlError> {
-        // In this order: what is being removed may be found, and be gone by the time that it would be taken for going.
-        let going = self.going().await?;
         let disks = self.disks(&read.value).await?;
+        // Before the search: what is found while it is being removed must not be taken for what stays.
+        let going = self.going().await?;
         let (mut found, remains) = self.search(&read.value, &disks.there).await?;
         found.retain(|found| !going.contains(&found.snapshot.prefix));
         let driver = self.new_operation();

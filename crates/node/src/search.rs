@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(snapshots.search_storage(&home, &seal).await.unwrap(), expected);
 
         // Too long for one; and so much that the newest might lie below it.
-        let long = bytes::Bytes::from(vec![b' '; MAX_MANIFEST as usize + 1]);
+        let long = bytes::Bytes::from(vec![b' '; usize::try_from(MAX_MANIFEST).unwrap() + 1]);
         blobs.put_new(&object(&of(&key, 13), MANIFEST).unwrap(), long).await.unwrap();
         assert_eq!(snapshots.search_storage(&home, &seal).await.unwrap(), expected);
         for generation in 100..100 + MOST_READ as u64 {

@@ -173,12 +173,6 @@ const MUTATIONS: &[Mutation] = &[
         to: "let more = None::<ate_actor::Snapshots>;",
     },
     Mutation {
-        name: "an actor of a backup lets go of what its record no longer needs",
-        file: "crates/control/src/ledger.rs",
-        from: "if actor.behind.is_some() { None }",
-        to: "if actor.behind.is_none() && false { None }",
-    },
-    Mutation {
         name: "nodes go on after a restore with what they ran before",
         file: "crates/control/src/restored.rs",
         from: "given_up: true, restored: true, ",

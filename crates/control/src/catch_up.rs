@@ -116,6 +116,7 @@ impl Control {
         Ok(forgets.flatten().collect())
     }
 
+    /// `Aborted` while some may not have been heard of yet.
     async fn disks(&self, actor: &Actor) -> Result<Disks, ControlError> {
         let mut there: BTreeSet<NodeName> = self.fleet.lock().iter().map(|worker| worker.lease.node.clone()).collect();
         let registered = self.known_nodes.all();
@@ -168,6 +169,9 @@ fn unknown(actor: &Actor, node: &NodeName, error: &NodeError) -> ControlError {
 fn waiting(actor: &Actor, why: &str) -> ControlError {
     ControlError::new(
         Code::Aborted,
-        format!("actor {}: its newest snapshot is looked for since a backup was restored; {why}", actor.key.name),
+        format!(
+            "actor {}: its newest snapshot is looked for since a backup was restored; {why}\n  try again, and start nodes that are down",
+            actor.key.name
+        ),
     )
 }

@@ -130,6 +130,15 @@ pub(crate) fn unusable(error: SnapshotError) -> NodeError {
     }
 }
 
+pub(crate) fn from_upload(error: SnapshotError) -> NodeError {
+    match error {
+        SnapshotError::Missing { key, .. } => NodeError::NoSnapshot(key),
+        // It was brought there before, as another: by an order that a restored store knows nothing of.
+        SnapshotError::Storage { source, .. } if matches!(*source, BlobError::Exists { .. }) => NodeError::Stale,
+        error => NodeError::Failed(ate_orders::chain(&error)),
+    }
+}
+
 /// The one node of a lone machine, as the control plane sees nodes.
 #[derive(Debug)]
 pub struct LocalNode(pub Arc<Node>);
@@ -207,16 +216,7 @@ impl Nodes for LocalNode {
     async fn upload(&self, node: &NodeName, prefix: &str) -> Result<(), NodeError> {
         let key = SnapshotKey::parse(prefix).map_err(|error| NodeError::Refused(error.to_string()))?;
         let node = Arc::clone(self.check(node)?);
-        let upload = async move {
-            node.snapshots.upload(&key, || node.heard()).await.map_err(|error| match error {
-                SnapshotError::Missing { key, .. } => NodeError::NoSnapshot(key),
-                // It was brought there before, as another: by an order that a restored store knows nothing of.
-                SnapshotError::Storage { source, .. } if matches!(*source, BlobError::Exists { .. }) => {
-                    NodeError::Stale
-                }
-                error => NodeError::Failed(ate_orders::chain(&error)),
-            })
-        };
+        let upload = async move { node.snapshots.upload(&key, || node.heard()).await.map_err(from_upload) };
         self.carried_out(upload).await
     }
 

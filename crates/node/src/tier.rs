@@ -306,6 +306,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_is_in_storage_as_another_is_not_written_over() {
+        let root = tempfile::tempdir().unwrap();
+        let (here, there) = (opened(root.path(), "here").await, opened(root.path(), "there").await);
+        let seal = DataKey::from_random([1; 32]);
+        let (key, manifest) = crate::copy::tests::saved(&here, &seal);
+        let (same, other) = crate::copy::tests::saved(&there, &seal);
+        assert!(key == same && manifest != other, "each write of a snapshot is sealed anew");
+        here.upload(&key, || Some(1)).await.unwrap();
+        let refused = there.upload(&key, || Some(1)).await.unwrap_err();
+        assert_eq!(crate::orders::from_upload(refused), ate_orders::NodeError::Stale);
+        let digest = Content::of(&manifest.to_bytes().unwrap()).digest;
+        let third = opened(root.path(), "third").await;
+        assert_eq!(third.ensure(&key, &digest).await.unwrap().files, manifest.files, "it is as it was");
+    }
+
+    #[tokio::test]
     async fn a_disk_that_makes_a_fetch_wait_makes_nobody_else_wait() {
         let root = tempfile::tempdir().unwrap();
         let here = opened(root.path(), "here").await;

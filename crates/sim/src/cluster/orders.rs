@@ -358,6 +358,12 @@ impl Cluster {
             match node.disk.get_mut(prefix) {
                 // It may have been removed there since then, and must not come back.
                 Some(snapshot) if snapshot.uploaded => {}
+                // What is there is never written over.
+                Some(snapshot)
+                    if storage.whole.get(prefix).is_some_and(|there| there.manifest != snapshot.manifest) =>
+                {
+                    return Err(NodeError::Stale);
+                }
                 Some(snapshot) => {
                     storage.begun.remove(prefix);
                     storage.whole.insert(prefix.to_owned(), Snapshot { uploaded: true, ..snapshot.clone() });

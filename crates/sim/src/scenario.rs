@@ -3,26 +3,23 @@
 //! Two replicas, calm weather. The first does what is asked and dies where the scenario says; the second is all that is
 //! left. [`Stage`] says what is done; each test of `tests/windows.rs` is one row of `docs/faults.md`.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ate_actor::{Actor, Event, Intent, Phase};
-use ate_control::{
-    ActorChange, Asked, Assigned, Assignee, AuditEntry, ControlError, NodeRecord, Quota, Replicas, Settings,
-    WorkerRecord,
-};
-use ate_name::{ActorKey, ActorUid, Generation, NodeName};
-use ate_orders::ForgetOrder;
-use ate_store::{Change, Key, Kind, Record, Store};
+use ate_actor::{Actor, Intent, Phase};
+use ate_control::{ActorChange, Asked, Assigned, AuditEntry, ControlError, Quota, Replicas, Settings, WorkerRecord};
+use ate_name::{ActorKey, ActorUid, NodeName, ObjectKey};
+use ate_store::Kind;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 
 use crate::clients::SPACE;
 use crate::cluster::Met;
 use crate::replica::{Replica, SETTINGS};
-use crate::{Backup, CALM, Outcome, Simulation};
+use crate::{CALM, Outcome, Simulation};
+
+mod faults;
+mod hand;
 
 /// A calm simulation with one actor that has counted once.
 pub struct Stage {
@@ -115,24 +112,6 @@ pub fn golden_is_left_alone(point: &str) {
 }
 
 impl Stage {
-    /// The first replica dies when it comes to a point: `before` or `after` a `commit of` a phase, or an order.
-    pub fn die_when(&self, point: &str) {
-        self.simulation.world.say(format_args!("the first replica will die {point}"));
-        self.first.process.die_when(point);
-    }
-
-    /// The next order of this kind that the first replica gives is never answered: it does not arrive (`before`), or is carried
-    /// out and nobody hears of it (`after`). Everything else goes on.
-    pub fn never_answered(&self, point: &str) {
-        self.simulation.world.say(format_args!("an order will be lost {point}"));
-        self.first.process.lose_when(point);
-    }
-
-    /// Whether there was such an order.
-    pub fn was_never_answered(&self) -> bool {
-        self.first.process.has_lost()
-    }
-
     /// Calls the first replica; whoever calls goes away with it.
     async fn at_first<T>(&self, what: impl AsyncFnOnce(&Replica) -> T) -> Option<T> {
         tokio::select! {
@@ -228,6 +207,40 @@ impl Stage {
         store.actor(&self.actor).await.expect("it was made").template_uid == uid
     }
 
+    pub async fn apply_another_template(&self) {
+        let applied = self
+            .simulation
+            .clients
+            .call(async |replica| replica.control.apply(crate::objects(&crate::template("another"))).await);
+        applied.await.expect("a replica lives").expect("it is as the first");
+    }
+
+    /// Where its golden snapshot is, once it has one.
+    pub async fn golden_of_another(&self) -> Option<String> {
+        let name = ObjectKey::new("sim", "another");
+        let found = self.simulation.clients.call(async |replica| Ok(replica.control.template(&name))).await;
+        Some(found?.ok()??.status.golden.as_ref()?.prefix.clone())
+    }
+
+    pub async fn until_another_is_ready(&self) -> String {
+        let until = tokio::time::Instant::now() + CALM;
+        loop {
+            if let Some(golden) = self.golden_of_another().await {
+                return golden;
+            }
+            assert!(tokio::time::Instant::now() < until, "{}\nnever ready", self.simulation.world.trace());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    pub fn trace(&self) -> String {
+        self.simulation.world.trace()
+    }
+
+    pub fn is_durable(&self, prefix: &str) -> bool {
+        self.simulation.cluster.is_durable(prefix)
+    }
+
     /// The fork, and what its snapshot has counted, once no operation is under way.
     pub async fn forked(&self) -> Option<(Actor, u64)> {
         let until = tokio::time::Instant::now() + CALM;
@@ -239,15 +252,6 @@ impl Stage {
         let durable = actor.snapshots.durable.as_ref()?.prefix.clone();
         let count = self.simulation.cluster.durable_count(&durable).expect("what is durable is there");
         Some((actor, count))
-    }
-
-    /// Has the copy for the fork removed, as by an order of a time that the store no longer knows of.
-    pub async fn remove_the_copy(&self) {
-        let Simulation { cluster, .. } = &self.simulation;
-        for node in self.nodes() {
-            let copies = cluster.only_on(&node).into_iter().filter(|prefix| prefix.contains("/copy/"));
-            cluster.forget(&node, &ForgetOrder::snapshots(copies), &BTreeSet::new()).await.expect("it is reached");
-        }
     }
 
     pub async fn unstick(&self) -> Option<Result<Actor, ControlError>> {
@@ -287,139 +291,9 @@ impl Stage {
         workers.iter().filter_map(|worker| worker.assigned.as_ref()).any(|assignee| assignee.key == self.actor)
     }
 
-    /// Writes, as a hand in the store would, that a free worker is some actor's that was never there.
-    pub async fn assign_a_worker_to_nobody(&self) {
-        let records = self.simulation.store.all(Kind::Worker).await;
-        let workers = records.into_iter().map(|record| {
-            let worker: WorkerRecord = serde_json::from_slice(&record.value).expect("a worker");
-            (record, worker)
-        });
-        let (record, free) = workers.into_iter().find(|(_, worker)| worker.assigned.is_none()).expect("one is free");
-        let nobody = Assignee {
-            key: ActorKey::parse(SPACE, "nobody").expect("a name"),
-            uid: ActorUid::from_random([7; 16]),
-            generation: Generation::new(1),
-            template: self.actor().await.expect("it is there").template,
-        };
-        let assigned = WorkerRecord { assigned: Some(nobody), ..free };
-        let value = serde_json::to_vec(&assigned).expect("a worker is JSON");
-        let change = Change::new().replace(&record, value);
-        self.simulation.store.memory.commit(change).await.expect("memory does not fail");
-    }
-
-    /// Writes, as a replica would whose commit was late and who is gone, that the wake under way has failed.
-    pub async fn fail_its_wake(&self) {
-        let store = &self.simulation.store;
-        let parsed = |record: Record| (serde_json::from_slice::<Actor>(&record.value).expect("an actor"), record);
-        let actors = store.all(Kind::Actor).await.into_iter().map(parsed);
-        let (actor, record) = actors.into_iter().find(|(actor, _)| actor.key == self.actor).expect("it is there");
-        let op = actor.phase.operation().expect("it is being woken");
-        let failed = Event::Failed { op, reason: "simulated".to_owned(), crashed: None };
-        let (failed, _) = actor.apply(failed).expect("it is being woken");
-        let parsed =
-            |record: Record| (serde_json::from_slice::<WorkerRecord>(&record.value).expect("a worker"), record);
-        let workers = store.all(Kind::Worker).await.into_iter().map(parsed);
-        let its = |worker: &WorkerRecord| worker.assigned.as_ref().is_some_and(|by| by.key == self.actor);
-        let (worker, held) = workers.into_iter().find(|(worker, _)| its(worker)).expect("it has one");
-        let freed = WorkerRecord { assigned: None, ..worker };
-        let json = |value: serde_json::Result<Vec<u8>>| value.expect("records are JSON");
-        let change = Change::new()
-            .replace(&record, json(serde_json::to_vec(&failed)))
-            .replace(&held, json(serde_json::to_vec(&freed)))
-            .add(Key::parse(Kind::Count, &format!("{SPACE}/running")).expect("a number"), -1);
-        store.memory.commit(change).await.expect("memory does not fail");
-    }
-
-    /// Writes records that no replica can read, as a newer build might, or takes them away again.
-    pub async fn write_what_nobody_can_read(&self, there: bool) {
-        let worker = ate_name::WorkerUid::from_random([9; 16]).to_string();
-        for (kind, path) in [
-            (Kind::Pool, "sim/of-another-time"),
-            (Kind::Worker, &worker),
-            (Kind::Actor, "space/of-another-time"),
-            (Kind::Replica, "of-another-time"),
-        ] {
-            let key = Key::parse(kind, path).expect("a key");
-            let change = if there { Change::new().put(key, "{}") } else { Change::new().delete(key) };
-            self.simulation.store.memory.commit(change).await.expect("memory does not fail");
-        }
-        self.sleep(5).await;
-    }
-
-    fn copied(index: usize) -> Key {
-        Key::parse(Kind::Actor, &format!("{SPACE}/copied-{index:05}")).expect("a key")
-    }
-
-    /// Writes as many more records of actors, each like the actor's own. To be removed before it comes to rest.
-    pub async fn copy_records(&self, many: usize) {
-        let actor = self.actor().await.expect("it is there");
-        for index in 0..many {
-            let name =
-                Self::copied(index).path().split_once('/').map(|(_, name)| name.to_owned()).expect("two segments");
-            let key = ActorKey::parse(SPACE, &name).expect("a name");
-            let copy = serde_json::to_vec(&Actor { key, ..actor.clone() }).expect("an actor is JSON");
-            let change = Change::new().put(Self::copied(index), copy);
-            self.simulation.store.memory.commit(change).await.expect("memory does not fail");
-        }
-    }
-
-    /// Writes one of them again.
-    pub async fn touch_copy(&self, index: usize) {
-        let memory = &self.simulation.store.memory;
-        let record = memory.get(&Self::copied(index)).await.expect("memory does not fail").expect("it is there");
-        memory.commit(Change::new().put(record.key, record.value)).await.expect("memory does not fail");
-    }
-
-    pub async fn remove_copy(&self, index: usize) {
-        let change = Change::new().delete(Self::copied(index));
-        self.simulation.store.memory.commit(change).await.expect("memory does not fail");
-    }
-
-    /// Every actor, and how often its record was written.
-    pub async fn versions(&self) -> BTreeMap<ActorKey, u64> {
-        let records = self.simulation.store.all(Kind::Actor).await.into_iter();
-        let versions = records.map(|record| {
-            let actor: Actor = serde_json::from_slice(&record.value).expect("an actor");
-            (actor.key, record.version)
-        });
-        versions.collect()
-    }
-
     /// What whoever watches actors at the first replica is told.
     pub async fn watch(&self, after: Option<u64>) -> BoxStream<'static, Result<ActorChange, ControlError>> {
         self.first.control.watch_actors(None, after).await.expect("they can be watched").boxed()
-    }
-
-    /// All feeds of the store end, while it is away for a while, and one more replica comes.
-    pub async fn begin_anew(&self) {
-        self.store_away(true);
-        let key = Key::parse(Kind::Config, "of-another-time").expect("a key");
-        // More at once than a feed keeps.
-        for _ in 0..200 {
-            let change = Change::new().put(key.clone(), "{}");
-            self.simulation.store.memory.commit(change).await.expect("memory does not fail");
-        }
-        let change = Change::new().delete(key);
-        self.simulation.store.memory.commit(change).await.expect("memory does not fail");
-        self.sleep(5).await;
-        self.store_away(false);
-        self.simulation.start_replica();
-        self.sleep(5).await;
-    }
-
-    /// Writes how often nodes were heard, as a store would have it that went back, or was restored.
-    pub async fn set_beats(&self, beat: impl Fn(u64) -> u64) {
-        for record in self.simulation.store.all(Kind::Node).await {
-            let node: NodeRecord = serde_json::from_slice(&record.value).expect("a node");
-            let set = NodeRecord { beat: beat(node.beat), ..node };
-            let value = serde_json::to_vec(&set).expect("a node is JSON");
-            self.simulation
-                .store
-                .memory
-                .commit(Change::new().put(record.key, value))
-                .await
-                .expect("memory does not fail");
-        }
     }
 
     /// Whoever called goes away once the actor is as it should be, before there is an answer.
@@ -436,11 +310,6 @@ impl Stage {
         self.first.control.resume_actor(&self.actor, false).await.map(drop)
     }
 
-    /// Everything on its disk is gone.
-    pub fn wipe_disk(&self, node: &NodeName) {
-        self.simulation.cluster.wipe_disk(node);
-    }
-
     /// Waits until every worker is free or its actor's.
     pub async fn until_no_worker_is_nobodys(&self) {
         let until = tokio::time::Instant::now() + CALM;
@@ -449,15 +318,6 @@ impl Stage {
             assert!(tokio::time::Instant::now() < until, "{}\nnever freed", self.simulation.world.trace());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-    }
-
-    pub async fn back_up(&self) -> Backup {
-        self.simulation.back_up().await
-    }
-
-    /// The store is lost and goes on as this; from here on the first replica is no more.
-    pub async fn restore(&self, backup: Backup) {
-        self.simulation.restore(backup).await;
     }
 
     /// At whichever replica lives.
@@ -479,15 +339,6 @@ impl Stage {
     pub async fn delete_elsewhere(&self) {
         self.simulation.clients.delete(&self.actor).await;
         assert!(self.actor().await.is_none(), "{}\nit is still there", self.simulation.world.trace());
-    }
-
-    /// Whether the first replica has come to where it dies, or comes there soon.
-    pub async fn is_first_dead(&self) -> bool {
-        tokio::time::timeout(Duration::from_secs(5), self.first.process.died()).await.is_ok()
-    }
-
-    pub fn kill_first(&self) {
-        self.first.process.die();
     }
 
     /// Counts, asking again for as long as a client would; the count.
@@ -560,26 +411,6 @@ impl Stage {
         }
     }
 
-    pub fn kill_node(&self, node: &NodeName) {
-        self.simulation.cluster.kill_node(node);
-    }
-
-    pub fn power_off(&self, node: &NodeName) {
-        self.simulation.cluster.power_off(node);
-    }
-
-    /// The first replica's orders do not get there; what the node says is heard.
-    pub fn cut_first_from(&self, node: &NodeName) {
-        self.simulation.cluster.cut(&self.first.name, node);
-    }
-
-    pub fn cut_everybody_from(&self, node: &NodeName, cut: bool) {
-        match cut {
-            true => self.simulation.clients.living().iter().for_each(|it| self.simulation.cluster.cut(&it.name, node)),
-            false => self.simulation.cluster.mend_ways_to(node),
-        }
-    }
-
     /// Asks the first replica for a suspend, and does not wait for it.
     pub fn suspend_at_first_behind(&self) {
         let (first, actor) = (Arc::clone(&self.first), self.actor.clone());
@@ -589,30 +420,6 @@ impl Stage {
     pub fn resume_at_first_behind(&self) {
         let (first, actor) = (Arc::clone(&self.first), self.actor.clone());
         tokio::spawn(async move { first.control.resume_actor(&actor, false).await });
-    }
-
-    pub fn hang(&self, node: &NodeName, hangs: bool) {
-        self.simulation.cluster.set_hangs(node, hangs);
-    }
-
-    /// It never comes back.
-    pub fn destroy(&self, node: &NodeName) {
-        self.simulation.cluster.destroy(node);
-    }
-
-    pub fn start_node(&self, node: &NodeName) {
-        self.simulation.cluster.start_node(node);
-    }
-
-    pub fn cut_off(&self, node: &NodeName, cut_off: bool) {
-        self.simulation.cluster.set_cut_off(node, cut_off);
-    }
-
-    /// Ends the worker that hosts the actor.
-    pub async fn kill_its_worker(&self) {
-        let actor = self.actor().await.expect("it is there");
-        let lease = actor.lease().expect("it is in a worker");
-        self.simulation.cluster.kill_this_worker(&lease.node, lease.worker);
     }
 
     pub async fn generation(&self) -> u64 {
@@ -660,30 +467,6 @@ impl Stage {
         let (_, _, identity) = somebody.expect("somebody is there");
         assert_ne!(identity.uid, route.uid, "somebody else");
         matches!(cluster.request(&route.ingress, route.uid, route.generation).await, Met::Stale)
-    }
-
-    /// So many minutes off, each.
-    pub fn set_clocks(&self, minutes: [i64; 2]) {
-        for (replica, minutes) in self.simulation.clients.living().into_iter().zip(minutes) {
-            replica.set_clock(&self.simulation.world, jiff::SignedDuration::from_mins(minutes));
-        }
-    }
-
-    pub async fn kill_its_sandbox(&self) {
-        let node = self.node().await;
-        self.simulation.cluster.kill_sandbox(&node);
-    }
-
-    /// Its workload exits by itself.
-    pub async fn crash(&self) {
-        let node = self.node().await;
-        self.simulation.cluster.end_sandbox(&node, ate_orders::Exit::Code(1));
-        self.until_suspended().await;
-    }
-
-    /// From here on whatever is woken ends while it starts, or no longer does.
-    pub fn crash_at_start(&self, crashes: bool) {
-        self.simulation.cluster.crashes.store(crashes, Ordering::Relaxed);
     }
 
     /// Limits what its atespace may do.
@@ -766,18 +549,6 @@ impl Stage {
         let woken =
             self.simulation.clients.call(async |replica| replica.control.resume_actor(&self.actor, false).await);
         woken.await.expect("a replica lives").err()
-    }
-
-    pub fn storage_away(&self, away: bool) {
-        self.simulation.cluster.set_storage_away(away);
-    }
-
-    pub fn store_away(&self, away: bool) {
-        *self.simulation.store.away.lock() = away;
-    }
-
-    pub fn disk_full(&self, node: &NodeName, full: bool) {
-        self.simulation.cluster.set_full(node, full);
     }
 
     pub async fn sleep(&self, seconds: u64) {

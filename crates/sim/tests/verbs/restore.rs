@@ -70,6 +70,72 @@ fn nothing_is_concluded_before_every_node_can_have_been_heard_of() {
 }
 
 #[test]
+fn a_node_that_comes_while_others_are_asked_is_asked_too() {
+    for is_known in [true, false] {
+        play(async |stage: &Stage| {
+            let backup = backed_up(stage).await;
+            assert_eq!(stage.count().await, 2);
+            let node = stage.node().await;
+            stage.storage_away(true);
+            stage.pause_elsewhere().await;
+            stage.cut_off(&node, true);
+            stage.restore(if is_known { backup } else { backup.without(&node) }).await;
+            stage.storage_away(false);
+            // By then it is gone for good, or was never heard of.
+            stage.sleep(100).await;
+            let others: Vec<_> = stage.nodes().into_iter().filter(|other| *other != node).collect();
+            others.iter().for_each(|other| stage.hang(other, true));
+            let comes = async {
+                stage.sleep(2).await;
+                stage.cut_off(&node, false);
+                stage.sleep(5).await;
+                others.iter().for_each(|other| stage.hang(other, false));
+            };
+            let (count, ()) = tokio::join!(stage.count(), comes);
+            assert_eq!(count, 3, "known: {is_known}");
+        });
+    }
+}
+
+#[test]
+fn a_restart_of_a_backup_waits_until_its_newest_is_known_and_is_done_then() {
+    play(async |stage: &Stage| {
+        assert_eq!(stage.count().await, 2);
+        let before = stage.nonce();
+        assert!(stage.suspend().await);
+        stage.die_when("before commit of resuming");
+        assert!(!stage.restart(false).await);
+        let backup = stage.back_up().await;
+        assert!(stage.actor().await.is_some_and(|actor| actor.fresh), "it is under way");
+        stage.restore(backup).await;
+        // Nobody asks for it again.
+        stage.until("started anew", |actor| !actor.fresh && actor.phase.operation().is_none()).await;
+        assert_eq!(stage.count().await, 3);
+        assert_ne!(stage.nonce(), before);
+    });
+}
+
+#[test]
+fn a_golden_that_was_made_after_a_backup_stays_for_those_who_stand_on_it() {
+    play(async |stage: &Stage| {
+        let nodes = stage.nodes();
+        nodes.iter().for_each(|node| stage.disk_full(node, true));
+        stage.apply_another_template().await;
+        // It runs, or is being saved.
+        stage.sleep(5).await;
+        assert_eq!(stage.golden_of_another().await, None);
+        let backup = stage.back_up().await;
+        nodes.iter().for_each(|node| stage.disk_full(node, false));
+        let first = stage.until_another_is_ready().await;
+        stage.restore(backup).await;
+        let second = stage.until_another_is_ready().await;
+        assert_ne!(first, second, "it was just being made then");
+        stage.sleep(60).await;
+        assert!(stage.is_durable(&first) && stage.is_durable(&second), "{first} {second}\n{}", stage.trace());
+    });
+}
+
+#[test]
 fn a_save_that_ended_after_a_backup_is_not_lost_with_its_node() {
     play(async |stage: &Stage| {
         let node = stage.node().await;

@@ -1,0 +1,143 @@
+//! What a hand in the store would write, past every replica.
+
+use std::collections::BTreeMap;
+
+use ate_actor::{Actor, Event};
+use ate_control::{Assignee, NodeRecord, WorkerRecord};
+use ate_name::{ActorKey, ActorUid, Generation};
+use ate_store::{Change, Key, Kind, Record, Store};
+
+use super::Stage;
+use crate::clients::SPACE;
+
+impl Stage {
+    /// Writes, as a hand in the store would, that a free worker is some actor's that was never there.
+    pub async fn assign_a_worker_to_nobody(&self) {
+        let records = self.simulation.store.all(Kind::Worker).await;
+        let workers = records.into_iter().map(|record| {
+            let worker: WorkerRecord = serde_json::from_slice(&record.value).expect("a worker");
+            (record, worker)
+        });
+        let (record, free) = workers.into_iter().find(|(_, worker)| worker.assigned.is_none()).expect("one is free");
+        let nobody = Assignee {
+            key: ActorKey::parse(SPACE, "nobody").expect("a name"),
+            uid: ActorUid::from_random([7; 16]),
+            generation: Generation::new(1),
+            template: self.actor().await.expect("it is there").template,
+        };
+        let assigned = WorkerRecord { assigned: Some(nobody), ..free };
+        let value = serde_json::to_vec(&assigned).expect("a worker is JSON");
+        let change = Change::new().replace(&record, value);
+        self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+    }
+
+    /// Writes, as a replica would whose commit was late and who is gone, that the wake under way has failed.
+    pub async fn fail_its_wake(&self) {
+        let store = &self.simulation.store;
+        let parsed = |record: Record| (serde_json::from_slice::<Actor>(&record.value).expect("an actor"), record);
+        let actors = store.all(Kind::Actor).await.into_iter().map(parsed);
+        let (actor, record) = actors.into_iter().find(|(actor, _)| actor.key == self.actor).expect("it is there");
+        let op = actor.phase.operation().expect("it is being woken");
+        let failed = Event::Failed { op, reason: "simulated".to_owned(), crashed: None };
+        let (failed, _) = actor.apply(failed).expect("it is being woken");
+        let parsed =
+            |record: Record| (serde_json::from_slice::<WorkerRecord>(&record.value).expect("a worker"), record);
+        let workers = store.all(Kind::Worker).await.into_iter().map(parsed);
+        let its = |worker: &WorkerRecord| worker.assigned.as_ref().is_some_and(|by| by.key == self.actor);
+        let (worker, held) = workers.into_iter().find(|(worker, _)| its(worker)).expect("it has one");
+        let freed = WorkerRecord { assigned: None, ..worker };
+        let json = |value: serde_json::Result<Vec<u8>>| value.expect("records are JSON");
+        let change = Change::new()
+            .replace(&record, json(serde_json::to_vec(&failed)))
+            .replace(&held, json(serde_json::to_vec(&freed)))
+            .add(Key::parse(Kind::Count, &format!("{SPACE}/running")).expect("a number"), -1);
+        store.memory.commit(change).await.expect("memory does not fail");
+    }
+
+    /// Writes records that no replica can read, as a newer build might, or takes them away again.
+    pub async fn write_what_nobody_can_read(&self, there: bool) {
+        let worker = ate_name::WorkerUid::from_random([9; 16]).to_string();
+        for (kind, path) in [
+            (Kind::Pool, "sim/of-another-time"),
+            (Kind::Worker, &worker),
+            (Kind::Actor, "space/of-another-time"),
+            (Kind::Replica, "of-another-time"),
+        ] {
+            let key = Key::parse(kind, path).expect("a key");
+            let change = if there { Change::new().put(key, "{}") } else { Change::new().delete(key) };
+            self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+        }
+        self.sleep(5).await;
+    }
+
+    fn copied(index: usize) -> Key {
+        Key::parse(Kind::Actor, &format!("{SPACE}/copied-{index:05}")).expect("a key")
+    }
+
+    /// Writes as many more records of actors, each like the actor's own. To be removed before it comes to rest.
+    pub async fn copy_records(&self, many: usize) {
+        let actor = self.actor().await.expect("it is there");
+        for index in 0..many {
+            let name =
+                Self::copied(index).path().split_once('/').map(|(_, name)| name.to_owned()).expect("two segments");
+            let key = ActorKey::parse(SPACE, &name).expect("a name");
+            let copy = serde_json::to_vec(&Actor { key, ..actor.clone() }).expect("an actor is JSON");
+            let change = Change::new().put(Self::copied(index), copy);
+            self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+        }
+    }
+
+    /// Writes one of them again.
+    pub async fn touch_copy(&self, index: usize) {
+        let memory = &self.simulation.store.memory;
+        let record = memory.get(&Self::copied(index)).await.expect("memory does not fail").expect("it is there");
+        memory.commit(Change::new().put(record.key, record.value)).await.expect("memory does not fail");
+    }
+
+    pub async fn remove_copy(&self, index: usize) {
+        let change = Change::new().delete(Self::copied(index));
+        self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+    }
+
+    /// Every actor, and how often its record was written.
+    pub async fn versions(&self) -> BTreeMap<ActorKey, u64> {
+        let records = self.simulation.store.all(Kind::Actor).await.into_iter();
+        let versions = records.map(|record| {
+            let actor: Actor = serde_json::from_slice(&record.value).expect("an actor");
+            (actor.key, record.version)
+        });
+        versions.collect()
+    }
+
+    /// All feeds of the store end, while it is away for a while, and one more replica comes.
+    pub async fn begin_anew(&self) {
+        self.store_away(true);
+        let key = Key::parse(Kind::Config, "of-another-time").expect("a key");
+        // More at once than a feed keeps.
+        for _ in 0..200 {
+            let change = Change::new().put(key.clone(), "{}");
+            self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+        }
+        let change = Change::new().delete(key);
+        self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+        self.sleep(5).await;
+        self.store_away(false);
+        self.simulation.start_replica();
+        self.sleep(5).await;
+    }
+
+    /// Writes how often nodes were heard, as a store would have it that went back, or was restored.
+    pub async fn set_beats(&self, beat: impl Fn(u64) -> u64) {
+        for record in self.simulation.store.all(Kind::Node).await {
+            let node: NodeRecord = serde_json::from_slice(&record.value).expect("a node");
+            let set = NodeRecord { beat: beat(node.beat), ..node };
+            let value = serde_json::to_vec(&set).expect("a node is JSON");
+            self.simulation
+                .store
+                .memory
+                .commit(Change::new().put(record.key, value))
+                .await
+                .expect("memory does not fail");
+        }
+    }
+}

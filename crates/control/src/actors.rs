@@ -159,7 +159,17 @@ impl Control {
     /// Deletes an actor's record by the change given. Without it nothing refers to its snapshots any more, and without its
     /// key nothing could be read from them; they are removed right behind.
     pub(crate) async fn delete_with(self: &Arc<Self>, change: Change, actor: &Actor) -> Result<(), CommitError> {
-        let (driver, forget) = (self.new_operation(), Forget::all(actor, self.home(actor).ok()));
+        self.delete_but(change, actor, Forget::all(actor, self.home(actor).ok())).await
+    }
+
+    /// Of what the actor has, only this goes with it.
+    pub(crate) async fn delete_but(
+        self: &Arc<Self>,
+        change: Change,
+        actor: &Actor,
+        forget: Forget,
+    ) -> Result<(), CommitError> {
+        let driver = self.new_operation();
         let change = self.count_deleted(change, actor);
         let ended = actor.pending().fold(change, |change, op| change.delete(operation_key(op)));
         self.store.commit(self.with_forget(ended, driver.op, forget.clone())).await?;

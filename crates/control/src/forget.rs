@@ -9,7 +9,6 @@ use ate_orders::{ForgetOrder, NodeError};
 use ate_snapshot::Home;
 use ate_store::Change;
 
-use crate::actors::is_golden;
 use crate::drive::{Driver, Patience};
 use crate::records::{Forget, Job, encode, history_of, operation_key};
 use crate::{Control, ControlError};
@@ -26,18 +25,17 @@ impl Forget {
 
     /// Everything of an actor that is deleted.
     pub(crate) fn all(actor: &Actor, home: Option<Home>) -> Self {
-        let home = home.map(|home| home.to_string());
-        // A golden that was made after the backup, and is not known by its record, is what actors were saved against since.
-        let only_past = is_golden(&actor.key) && actor.behind.is_some();
-        Self { gone: Some(actor.uid), only_past, home, ..Self::of(actor, |_| true).unwrap_or_default() }
+        let of = Self::of(actor, |_| true).unwrap_or_default();
+        Self { gone: Some(actor.uid), home: home.map(|home| home.to_string()), ..of }
+    }
+
+    /// Only its history: others may stand on its snapshots.
+    pub(crate) fn past(actor: &Actor) -> Self {
+        Self { gone: Some(actor.uid), only_past: true, ..Self::default() }
     }
 
     fn order(&self) -> ForgetOrder {
-        let prefixes = self.prefixes.clone();
-        match self.only_past {
-            true => ForgetOrder::snapshots(prefixes),
-            false => ForgetOrder { prefixes, gone: self.gone, home: self.home.clone() },
-        }
+        ForgetOrder { prefixes: self.prefixes.clone(), gone: self.gone, home: self.home.clone() }
     }
 
     fn of(actor: &Actor, which: impl Fn(&str) -> bool) -> Option<Self> {
@@ -68,14 +66,14 @@ impl Control {
         ate_failpoint::reached("forget.begun");
         let mut patience = Patience::new();
         let mut node = forget.node.clone();
-        while !forget.prefixes.is_empty() || forget.gone.is_some() {
+        while !forget.prefixes.is_empty() || (forget.gone.is_some() && !forget.only_past) {
             let Some(to) = node.clone().or_else(|| self.any_node()) else {
                 patience.wait(self).await?;
                 continue;
             };
             match self.nodes.forget_snapshots(&to, forget.order()).await {
                 Ok(()) => {
-                    self.tell_others(&to, forget.gone.filter(|_| !forget.only_past));
+                    self.tell_others(&to, forget.gone);
                     break;
                 }
                 // Its disk is gone with it; what is in durable storage can be removed by any.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::catalog::{Template, TemplatePhase};
 use crate::drive::{Driver, Patience};
-use crate::records::{Job, OperationRecord, Read, encode, operation_key};
+use crate::records::{Forget, Job, OperationRecord, Read, encode, operation_key};
 use crate::{Code, Control, ControlError};
 
 /// A golden snapshot is tried so often when what goes wrong is not the template's, within half a minute or so.
@@ -232,7 +232,16 @@ impl Control {
 
     /// Deletes an actor whatever it is doing.
     async fn remove_actor(self: &Arc<Self>, key: &ActorKey, ours: &Guard) -> Result<(), ControlError> {
-        while let Some(read) = self.actor_if_any(key).await? {
+        loop {
+            let notify = self.follower.of(key);
+            let changed = notify.notified();
+            let Some(read) = self.actor_if_any(key).await? else { return Ok(()) };
+            let is_behind = read.value.behind.is_some();
+            if is_behind && read.value.pending().next().is_some() {
+                // Whoever saves it or uploads it would remove what then is nobody's.
+                changed.await;
+                continue;
+            }
             if let Some(lease) = read.value.lease() {
                 let _ = self.nodes.discard(&lease.node, lease.worker, read.value.uid, read.value.generation).await;
                 self.lost(key, read.value.generation, "removed").await?;
@@ -240,12 +249,16 @@ impl Control {
             }
             let change =
                 Change::new().guard(ours.clone()).guard(read.record.unchanged()).delete(read.record.key.clone());
-            match self.delete_with(change, &read.value).await {
+            // Actors that a restored store knows of may have been saved against what it does not know that this has become.
+            let deleted = match is_behind {
+                true => self.delete_but(change, &read.value, Forget::past(&read.value)).await,
+                false => self.delete_with(change, &read.value).await,
+            };
+            match deleted {
                 Err(CommitError::Conflict { guard }) if guard != *ours => {}
                 other => return Ok(other?),
             }
         }
-        Ok(())
     }
 }
 

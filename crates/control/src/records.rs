@@ -220,7 +220,7 @@ pub(crate) struct Forget {
     /// The actor itself is gone: its history and its log go too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) gone: Option<ActorUid>,
-    /// Only its past: what is not named here of its snapshots is what others may stand on.
+    /// Only its history goes: others may stand on its snapshots.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) only_past: bool,
     /// What all its snapshots lie under, also those that are not known here.

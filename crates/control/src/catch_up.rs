@@ -10,7 +10,7 @@
 //! A record names the digest of each manifest that it trusts. What it does not know of has to prove that a node of this instance
 //! wrote it for this actor ([`ate_snapshot::Manifest::read_proven`]).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use ate_actor::{Actor, Event, Found, Scope, SnapshotRef};
@@ -21,7 +21,7 @@ use ate_store::{Change, Guard, Kind};
 use futures::future::join_all;
 
 use crate::ledger::Note;
-use crate::records::{Forget, Job, OperationRecord, Read};
+use crate::records::{Forget, Job, OperationRecord, Read, registrations_key};
 use crate::{Code, Control, ControlError};
 
 impl Control {
@@ -34,10 +34,10 @@ impl Control {
     }
 
     async fn catch_up(self: &Arc<Self>, read: Read<Actor>) -> Result<Read<Actor>, ControlError> {
-        let disks = self.disks(&read.value).await?;
+        let Disks { there, no_other } = self.disks(&read.value).await?;
         // Before the search: what is found while it is being removed must not be taken for what stays.
         let going = self.going().await?;
-        let (mut found, remains) = self.search(&read.value, &disks.there).await?;
+        let (mut found, remains) = self.search(&read.value, &there).await?;
         found.retain(|found| !going.contains(&found.snapshot.prefix));
         let driver = self.new_operation();
         let more = read.value.snapshots.caught_up(&found, driver.op);
@@ -58,11 +58,7 @@ impl Control {
         let durable = durable.chain(&remains).filter(|prefix| !kept.contains(prefix.as_str()));
         let prefixes: Vec<String> = durable.cloned().collect();
         let rest = (!prefixes.is_empty()).then(|| (self.new_operation(), Forget { prefixes, ..Forget::default() }));
-        // Not if one that was passed over has come back meanwhile, or a new one has come.
-        let mut change = disks.gone.values().fold(Change::new(), |change, gone| change.guard(gone.clone()));
-        if self.known_nodes.all().iter().any(|node| !disks.there.contains(node) && !disks.gone.contains_key(node)) {
-            return Err(waiting(&read.value, "a node has just come that may have it"));
-        }
+        let mut change = Change::new().guard(no_other);
         if let Some((driver, rest)) = &rest {
             change = self.with_forget(change, driver.op, rest.clone());
         }
@@ -118,33 +114,34 @@ impl Control {
 
     /// `Aborted` while some may not have been heard of yet.
     async fn disks(&self, actor: &Actor) -> Result<Disks, ControlError> {
+        // Before nodes are read: of one that comes after that nothing is known here.
+        let key = registrations_key();
+        let last = self.store.get(&key).await?;
+        let no_other = last.map_or(Guard::Absent(key), |last| last.unchanged());
         let mut there: BTreeSet<NodeName> = self.fleet.lock().iter().map(|worker| worker.lease.node.clone()).collect();
-        let registered = self.known_nodes.all();
+        let registered = self.all(Kind::Node).await?;
         // Where nodes register, some may be newer than the backup: each has as long as those that are known.
         let long_enough = self.settings.node_lease.max(self.settings.node_grace);
         if !registered.is_empty() && self.deaf_until.lock().elapsed() < long_enough {
             return Err(waiting(actor, "nodes that may have it have a minute to be heard of"));
         }
-        let mut gone = BTreeMap::new();
-        for node in registered {
-            match self.gone_for_good(&node).await {
-                Some(guard) => {
-                    there.remove(&node);
-                    gone.insert(node, guard);
-                }
-                None => drop(there.insert(node)),
-            }
+        for record in registered {
+            let node = NodeName::new(record.key.path());
+            match self.is_gone_for_good_by(&node, &record) {
+                true => there.remove(&node),
+                false => there.insert(node),
+            };
         }
-        Ok(Disks { there, gone })
+        Ok(Disks { there, no_other })
     }
 }
 
 /// Where an actor's snapshots may be.
 struct Disks {
-    /// Nodes that are asked.
+    /// Nodes that are asked: all but those that are gone for good.
     there: BTreeSet<NodeName>,
-    /// Those that are gone for good, for as long as this holds.
-    gone: BTreeMap<NodeName, Guard>,
+    /// Holds for as long as none comes that was passed over, or is new. One guard, however many there have ever been.
+    no_other: Guard,
 }
 
 fn taken_up(found: FoundSnapshot, on: Option<&NodeName>) -> Option<Found> {

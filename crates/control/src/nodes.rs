@@ -16,7 +16,7 @@ use ate_name::{NodeName, SessionId};
 use ate_store::{Change, CommitError, Guard, Kind, Record};
 use tokio::time::Instant;
 
-use crate::records::{NodeRecord, Read, each, encode, node_key};
+use crate::records::{NodeRecord, Read, each, encode, node_key, registrations_key};
 use crate::{Control, ControlError, Replicas};
 
 /// A node says that it lives, and how it is reached.
@@ -125,6 +125,10 @@ impl Control {
                 Some(read) => Change::new().replace(&read.record, read.rewritten(&record)),
                 None => Change::new().create(node_key(node), encode(&record)),
             };
+            let change = match known.as_ref().is_some_and(|read| read.value.session == session) {
+                true => change,
+                false => change.put(registrations_key(), "{}"),
+            };
             match self.store.commit(change).await {
                 Ok(_) => {
                     let beat = record.beat;
@@ -179,15 +183,23 @@ impl Control {
 
     /// Whether what only this node has must be given up too, and for as long as what: it may come back before that is written down.
     pub(crate) async fn gone_for_good(&self, node: &NodeName) -> Option<Guard> {
-        let (known, since) = self.known_nodes.last(node)?;
-        if !known.given_up || self.silence(since) < self.settings.node_grace {
-            return None;
-        }
+        self.has_been_given_up_for_long(node)?;
         // What is known here may be old: it may have come back, with all it has.
         let record = self.store.get(&node_key(node)).await.ok().flatten()?;
+        self.is_gone_for_good_by(node, &record).then(|| record.unchanged())
+    }
+
+    /// The same, by its record as it is now.
+    pub(crate) fn is_gone_for_good_by(&self, node: &NodeName, record: &Record) -> bool {
+        let known = self.has_been_given_up_for_long(node);
         let now = Read::<NodeRecord>::decode(record.clone());
-        let _ = self.note_node(&record);
-        now.is_ok_and(|now| now.value == known).then(|| record.unchanged())
+        let _ = self.note_node(record);
+        now.is_ok_and(|now| Some(now.value) == known)
+    }
+
+    fn has_been_given_up_for_long(&self, node: &NodeName) -> Option<NodeRecord> {
+        let (known, since) = self.known_nodes.last(node)?;
+        (known.given_up && self.silence(since) >= self.settings.node_grace).then_some(known)
     }
 
     /// Gives up nodes that are silent, and sees to it that none of their workers is left.

@@ -318,6 +318,11 @@ pub(crate) fn node_key(node: &NodeName) -> Key {
     named(Kind::Node, [node.as_str()])
 }
 
+/// Written by every node that comes, or comes back: whoever has asked all nodes there are, and guards this, has missed none.
+pub(crate) fn registrations_key() -> Key {
+    named(Kind::Meta, ["registrations"])
+}
+
 pub(crate) fn history_key(actor: ActorUid, version: u64) -> Key {
     named(Kind::History, [actor.to_string(), format!("{version:020}")])
 }

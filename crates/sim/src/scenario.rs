@@ -305,9 +305,52 @@ impl Stage {
         }
     }
 
+    /// Whoever forks goes away when it is begun; whoever deletes, when the actor is gone and what it had is not.
+    pub async fn abandon_the_fork(&self) {
+        let operations = async || self.simulation.store.all(Kind::Operation).await.len();
+        while operations().await > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let begun = async {
+            while operations().await == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = begun => {}
+            _ = self.fork() => panic!("it was answered before anybody could go away"),
+        }
+    }
+
+    pub async fn abandon_the_deletion(&self) {
+        let gone = async {
+            while self.actor().await.is_some() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = gone => {}
+            _ = self.delete() => panic!("it was answered before anybody could go away"),
+        }
+    }
+
     /// What the first replica says to a resume.
     pub async fn try_resume(&self) -> Result<(), ControlError> {
         self.first.control.resume_actor(&self.actor, false).await.map(drop)
+    }
+
+    /// Waits until none of these is in a worker of this node.
+    pub async fn until_they_have_left(&self, those: &[ActorKey], node: &NodeName) {
+        let until = tokio::time::Instant::now() + CALM;
+        let is_there = |worker: &WorkerRecord| {
+            worker.lease.node == *node && worker.assigned.as_ref().is_some_and(|by| those.contains(&by.key))
+        };
+        while self.simulation.store.workers().await.iter().any(is_there) {
+            assert!(tokio::time::Instant::now() < until, "{}\nnever given up", self.simulation.world.trace());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// Waits until every worker is free or its actor's.

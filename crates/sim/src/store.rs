@@ -23,6 +23,9 @@ use crate::cluster::Cluster;
 use crate::process::Process;
 use crate::world::{World, short};
 
+/// What a hand writes that nobody can read, as a record of a newer build, or damage.
+pub(crate) const UNREADABLE: &str = "{}";
+
 /// The store itself, and what must hold after every commit.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -103,7 +106,8 @@ impl Shared {
 
     pub(crate) async fn actors(&self) -> Vec<Actor> {
         let records = self.all(Kind::Actor).await;
-        records.iter().map(|record| serde_json::from_slice(&record.value).expect("an actor")).collect()
+        let readable = records.iter().filter(|record| record.value != UNREADABLE);
+        readable.map(|record| serde_json::from_slice(&record.value).expect("an actor")).collect()
     }
 
     pub(crate) async fn workers(&self) -> Vec<WorkerRecord> {

@@ -563,8 +563,11 @@ fn a_worker_that_dies_while_the_store_is_away_is_missed_soon() {
 #[test]
 fn a_worker_that_is_assigned_to_nobody_is_freed() {
     play(async |stage: &Stage| {
+        assert_eq!(stage.counted("ate_workers_freed_total"), 0);
         stage.assign_a_worker_to_nobody().await;
         stage.until_no_worker_is_nobodys().await;
+        stage.sleep(1).await;
+        assert_eq!(stage.counted("ate_workers_freed_total"), 1);
         assert_eq!(stage.count().await, 2);
     });
 }
@@ -594,6 +597,38 @@ fn a_client_that_goes_away_changes_nothing_about_what_has_begun() {
         stage.abandon(stage.suspend(), "suspending", suspending).await;
         stage.until("durable", |actor| actor.phase == Phase::Suspended && actor.snapshots.uploading.is_none()).await;
         assert_eq!(stage.count().await, 2);
+    });
+}
+
+#[test]
+fn a_client_that_goes_away_changes_nothing_about_a_pause_a_restart_a_fork_or_a_delete() {
+    play(async |stage: &Stage| {
+        let suspending = |actor: &Actor| matches!(actor.phase, Phase::Suspending { .. });
+        stage.abandon(stage.pause(), "pausing", suspending).await;
+        stage.until("paused", |actor| actor.phase == Phase::Paused).await;
+        let before = stage.nonce();
+        stage.abandon(stage.restart(false), "to be restarted", |actor| actor.fresh).await;
+        stage.until("started anew", |actor| !actor.fresh && actor.phase.operation().is_none()).await;
+        assert_eq!(stage.count().await, 2);
+        assert_ne!(stage.nonce(), before);
+        assert!(stage.suspend().await);
+        stage.abandon_the_fork().await;
+        assert_eq!(stage.forked().await.expect("it is made").1, 2);
+        stage.abandon_the_deletion().await;
+        assert!(stage.actor().await.is_none());
+    });
+}
+
+#[test]
+fn whose_record_cannot_be_read_keeps_nobody_on_a_node_that_is_lost() {
+    play_with(6, async |stage: &Stage| {
+        stage.wake_the_others().await;
+        let node = stage.node().await;
+        let (damaged, others) = stage.damage_the_first_beside_it().await;
+        assert!(!others.is_empty());
+        stage.destroy(&node);
+        stage.until_they_have_left(&others, &node).await;
+        stage.mend(damaged).await;
     });
 }
 

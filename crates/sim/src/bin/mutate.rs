@@ -121,8 +121,8 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "what only a silent node has is given up at once",
         file: "crates/control/src/nodes.rs",
-        from: "if !known.given_up || self.silence(since) < self.settings.node_grace {",
-        to: "if self.silence(since).is_zero() {",
+        from: "(known.given_up && self.silence(since) >= self.settings.node_grace).then_some(known)",
+        to: "(!self.silence(since).is_zero()).then_some(known)",
     },
     Mutation {
         name: "operations of the dead are left alone",
@@ -181,8 +181,8 @@ const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "a node that comes back in time loses what only it has",
         file: "crates/control/src/nodes.rs",
-        from: "now.is_ok_and(|now| now.value == known).then(|| record.unchanged())",
-        to: "now.is_ok_and(|now| now.value == known).then(|| Guard::Present(node_key(node)))",
+        from: "self.is_gone_for_good_by(node, &record).then(|| record.unchanged())",
+        to: "self.is_gone_for_good_by(node, &record).then(|| Guard::Present(node_key(node)))",
     },
 ];
 

@@ -9,6 +9,7 @@ use ate_store::{Change, Key, Kind, Record, Store};
 
 use super::Stage;
 use crate::clients::SPACE;
+use crate::store::UNREADABLE;
 
 impl Stage {
     /// Writes, as a hand in the store would, that a free worker is some actor's that was never there.
@@ -64,10 +65,44 @@ impl Stage {
             (Kind::Replica, "of-another-time"),
         ] {
             let key = Key::parse(kind, path).expect("a key");
-            let change = if there { Change::new().put(key, "{}") } else { Change::new().delete(key) };
+            let change = if there { Change::new().put(key, UNREADABLE) } else { Change::new().delete(key) };
             self.simulation.store.memory.commit(change).await.expect("memory does not fail");
         }
         self.sleep(5).await;
+    }
+
+    /// Writes over a record of whoever is in the first worker of the actor's node what nobody can read. Gives back what it was, and
+    /// who else is there.
+    pub async fn damage_the_first_beside_it(&self) -> (Record, Vec<ActorKey>) {
+        let node = self.node().await;
+        let store = &self.simulation.store;
+        let here = store.workers().await.into_iter().filter(|worker| worker.lease.node == node);
+        let mut here: Vec<_> = here.filter_map(|worker| Some((worker.lease.worker, worker.assigned?.key))).collect();
+        here.sort();
+        let mut keys = here.into_iter().map(|(_, key)| key);
+        let first = keys.next().expect("the actor is there");
+        let path = format!("{}/{}", first.atespace, first.name);
+        let record = store.all(Kind::Actor).await.into_iter().find(|record| record.key.path() == path);
+        let record = record.expect("it is there");
+        store.memory.commit(Change::new().put(record.key.clone(), UNREADABLE)).await.expect("memory does not fail");
+        (record, keys.collect())
+    }
+
+    pub async fn mend(&self, record: Record) {
+        let change = Change::new().put(record.key, record.value);
+        self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+    }
+
+    /// Writes records of nodes that have been here, and are gone.
+    pub async fn bury_nodes(&self, many: usize) {
+        let records = self.simulation.store.all(Kind::Node).await;
+        let node: NodeRecord = serde_json::from_slice(&records[0].value).expect("a node");
+        let gone = serde_json::to_vec(&NodeRecord { given_up: true, ..node }).expect("a node is JSON");
+        for index in 0..many {
+            let key = Key::parse(Kind::Node, &format!("gone-{index}")).expect("a key");
+            let change = Change::new().put(key, gone.clone());
+            self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+        }
     }
 
     fn copied(index: usize) -> Key {

@@ -28,6 +28,18 @@ fn what_was_suspended_after_a_backup_is_there_when_that_is_restored() {
 }
 
 #[test]
+fn however_many_nodes_there_have_been_a_restored_actor_is_woken() {
+    play(async |stage: &Stage| {
+        stage.bury_nodes(300).await;
+        let backup = backed_up(stage).await;
+        assert_eq!(stage.count().await, 2);
+        assert!(stage.suspend().await);
+        stage.restore(backup).await;
+        assert_eq!(stage.count().await, 3);
+    });
+}
+
+#[test]
 fn what_only_a_node_has_is_there_when_an_older_backup_is_restored() {
     for is_known in [true, false] {
         play(async |stage: &Stage| {

@@ -36,6 +36,7 @@ pub(crate) struct Counters {
     pub(crate) caught_up: Counter,
     pub(crate) taken_over: Counter,
     pub(crate) not_in_worker: Counter,
+    pub(crate) workers_freed: Counter,
     pub(crate) nodes_given_up: Counter,
     pub(crate) nodes_shut_out: Counter,
     pub(crate) nodes_ahead: Counter,
@@ -122,6 +123,12 @@ impl Control {
                 "Actors that were not in the worker they held.",
                 &counters.not_in_worker,
             ),
+            counted(
+                "ate_workers_freed_total",
+                "Workers that were assigned to an actor which did not hold them.",
+                &counters.workers_freed,
+            ),
+            counted("ate_orders_refused_total", "Orders of the past that nodes refused.", &self.nodes.refused),
             counted("ate_nodes_given_up_total", "Nodes that were silent for too long.", &counters.nodes_given_up),
             counted(
                 "ate_nodes_shut_out_total",

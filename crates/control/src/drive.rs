@@ -106,7 +106,11 @@ impl Control {
             count += 1;
             forgets += u64::from(matches!(read.value.job, Job::Forget(_)));
             oldest = oldest.min(read.value.started);
-            self.take_over(read).await?;
+            match self.take_over(read).await {
+                Err(error) if error.is_store_away() => return Err(error),
+                Err(error) => tracing::warn!(%error, "an operation could not be taken over"),
+                Ok(()) => {}
+            }
         }
         self.counters.operations.set(count);
         self.counters.forgets.set(forgets);

@@ -272,10 +272,13 @@ impl Control {
         let Some(now) = now.filter(|read| read.value.given_up) else { return Ok(()) };
         // And it may come back while this is being written down.
         let still = now.record.unchanged();
+        // Whose record cannot be read keeps nobody else there.
+        let mut failed = Ok(());
         for worker in workers {
-            self.worker_gone_while(Some(&still), worker, "its node has been silent for too long").await?;
+            let gone = self.worker_gone_while(Some(&still), worker, "its node has been silent for too long").await;
+            failed = failed.and(gone);
         }
-        Ok(())
+        failed
     }
 
     /// Renews its lease no longer, so that it stops serving by itself, and is given up when it has.

@@ -24,6 +24,7 @@ use ate_orders::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::counters::Counter;
 use crate::records::{Job, OperationRecord, Read, ReplicaRecord};
 use crate::{Control, ControlError, Settings};
 
@@ -42,6 +43,8 @@ pub(crate) struct Reach {
     /// What may take long, an image that is fetched, takes no longer.
     long: Duration,
     heard: Mutex<BTreeMap<NodeName, Heard>>,
+    /// Orders that came too late: by then the actor was at a later generation, or the snapshot another.
+    pub(crate) refused: Counter,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -61,7 +64,8 @@ impl Heard {
 
 impl Reach {
     pub(crate) fn new(nodes: Arc<dyn Nodes>, settings: &Settings) -> Self {
-        Self { nodes, quick: settings.reach_within, long: settings.answer_within, heard: Mutex::default() }
+        let (quick, long) = (settings.reach_within, settings.answer_within);
+        Self { nodes, quick, long, heard: Mutex::default(), refused: Counter::default() }
     }
 
     /// Nodes that have not answered for too long: those out of reach, and those that hang.
@@ -112,7 +116,12 @@ impl Reach {
         answer: impl Future<Output = Result<T, NodeError>>,
     ) -> Result<T, NodeError> {
         match tokio::time::timeout(self.long, answer).await {
-            Ok(answer) => self.noted(node, answer),
+            Ok(answer) => {
+                if matches!(answer, Err(NodeError::Stale)) {
+                    self.refused.one();
+                }
+                self.noted(node, answer)
+            }
             Err(_) => Err(no_answer(self.long)),
         }
     }

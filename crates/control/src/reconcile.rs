@@ -12,7 +12,7 @@ use ate_store::{Change, CommitError, Guard};
 
 use crate::actors::is_golden;
 use crate::ledger::Note;
-use crate::records::{Read, WorkerRecord, actor_key, operation_key, worker_key};
+use crate::records::{Read, WorkerRecord, actor_key, operation_key, readable, worker_key};
 use crate::workers::is_held;
 use crate::{Code, Control, ControlError};
 
@@ -29,9 +29,10 @@ impl Control {
     /// The same at less cost: looks only at those of whom the node says something else than what was heard of the store. That may
     /// be old, and decides nothing but where to look.
     pub(crate) async fn glance(self: &Arc<Self>, node: &NodeName) -> Result<bool, ControlError> {
-        let Some(NodeReport { workers, holding, only_here }) = self.ask(node).await? else { return Ok(false) };
+        let Some(NodeReport { workers, holding, .. }) = self.ask(node).await? else { return Ok(false) };
         let differing = self.differing(node, &workers);
-        if differing.is_empty() && holding.is_empty() && only_here.is_empty() {
+        // What is on its disk only may be much, while storage is away, and waits for the next look at everything.
+        if differing.is_empty() && holding.is_empty() {
             self.take_reports(&workers);
             return Ok(true);
         }
@@ -71,7 +72,11 @@ impl Control {
         let mut expected = BTreeMap::new();
         for worker in self.workers_among(only).await?.into_iter().filter(|worker| worker.lease.node == *node) {
             let actor = match &worker.assigned {
-                Some(assignee) => self.actor_if_any(&assignee.key).await?,
+                Some(assignee) => match readable(self.actor_if_any(&assignee.key).await)? {
+                    Some(actor) => actor,
+                    // Whose it is cannot be told: it is left as it is, and keeps nobody else there.
+                    None => continue,
+                },
                 None => None,
             };
             expected.insert(worker.lease.worker, (worker, actor));
@@ -114,7 +119,7 @@ impl Control {
         for op in holding {
             self.check_image(node, op).await?;
         }
-        for prefix in only_here {
+        for prefix in only_here.into_iter().filter(|_| only.is_none()) {
             self.check_snapshot(node, prefix).await?;
         }
         self.take_reports(&reports);
@@ -152,7 +157,10 @@ impl Control {
             // It has changed since: the next look decides.
             Err(CommitError::Conflict { .. }) => Ok(()),
             Err(error) => Err(error.into()),
-            Ok(_) => self.look_at_worker(worker).await,
+            Ok(_) => {
+                self.counters.workers_freed.one();
+                self.look_at_worker(worker).await
+            }
         }
     }
 
@@ -190,7 +198,7 @@ impl Control {
         if self.store.get(&operation_key(key.id.op)).await?.is_some() {
             return Ok(());
         }
-        let actor = self.actor_if_any(&key.actor).await?;
+        let Some(actor) = readable(self.actor_if_any(&key.actor).await)? else { return Ok(()) };
         let Some(read) = actor.filter(|read| read.value.uid == key.id.actor) else {
             self.remove_behind(node, prefix);
             return Ok(());
@@ -246,7 +254,7 @@ impl Control {
         identity: &Identity,
     ) -> Result<(), ControlError> {
         // After the report: an order that was given since then has raised the generation or set the lease.
-        let actor = self.actor_if_any(&identity.key).await?;
+        let Some(actor) = readable(self.actor_if_any(&identity.key).await)? else { return Ok(()) };
         let has_right = actor.as_ref().is_some_and(|read| {
             read.value.uid == identity.uid
                 && read.value.generation == identity.generation

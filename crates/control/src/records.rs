@@ -97,6 +97,14 @@ pub(crate) fn each(records: &[Record], mut take: impl FnMut(&Record) -> Result<(
     }
 }
 
+/// The same for one of many: `None` if it cannot be read. That the store is away is for all of them.
+pub(crate) fn readable<T>(read: Result<T, ControlError>) -> Result<Option<T>, ControlError> {
+    match read {
+        Err(error) if error.code == Code::Internal && !error.is_store_away() => Ok(None),
+        read => read.map(Some),
+    }
+}
+
 impl Control {
     /// Every record of a kind, of which there are few: not for actors and their histories.
     pub(crate) async fn all(&self, kind: Kind) -> Result<Vec<Record>, ControlError> {

@@ -236,7 +236,11 @@ impl Control {
                     self.store.get(&worker_key(worker)).await?.map(Read::<WorkerRecord>::decode).transpose()?;
                 match record.and_then(|read| read.value.assigned) {
                     Some(assignee) if assignee.uid == actor => self.ended(&assignee.key, generation, &exit).await,
-                    _ => Ok(()),
+                    Some(_) => {
+                        self.counters.fenced.one();
+                        Ok(())
+                    }
+                    None => Ok(()),
                 }
             }
             NodeEvent::Frozen { worker, identity } => {
@@ -303,8 +307,10 @@ impl Control {
         }
         drop(fleet);
         // The news of it was missed.
+        if !stirred.is_empty() {
+            self.freed.notify_waiters();
+        }
         stirred.into_iter().for_each(|key| drop(self.stirred.send(key)));
-        self.freed.notify_waiters();
     }
 }
 

@@ -65,7 +65,12 @@ async fn every_number_that_is_written_of_is_told_and_says_what_happened() {
     machine.until("nothing is under way", is_at_rest).await;
     let told = machine.told().await;
     assert!(told["ate_quota_refusals_total"] == 1 && told["ate_snapshots_stored_total"] >= 3, "{told:?}");
-    for never in ["ate_actors_not_in_worker_total", "ate_actors_fell_back_total", "ate_nodes_given_up_total"] {
+    for never in [
+        "ate_actors_not_in_worker_total",
+        "ate_workers_freed_total",
+        "ate_actors_fell_back_total",
+        "ate_nodes_given_up_total",
+    ] {
         assert_eq!(told[never], 0, "{told:?}");
     }
     machine.stop().await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ate_actor::{Intent, Phase};
 use ate_name::{NodeName, ObjectKey, WorkerUid};
-use ate_placement::State;
+use ate_placement::{State, Worker};
 use ate_store::{Change, CommitError};
 use tokio::time::Instant;
 
@@ -55,8 +55,16 @@ impl Control {
             self.mark_draining(worker).await?;
         }
         let mut empty = Vec::new();
-        for (worker, _) in self.list_workers().await? {
-            if worker.lease.node != *node || !worker.draining {
+        let here: Vec<WorkerUid> = {
+            let fleet = self.fleet.lock();
+            let goes = |worker: &&Worker| worker.lease.node == *node && worker.state == State::Draining;
+            fleet.iter().filter(goes).map(|worker| worker.lease.worker).collect()
+        };
+        for worker in here {
+            // What is known here may be old.
+            let Some(record) = self.store.get(&worker_key(worker)).await? else { continue };
+            let worker = Read::<WorkerRecord>::decode(record)?.value;
+            if !worker.draining {
                 continue;
             }
             match worker.assigned {

@@ -434,7 +434,9 @@ impl Control {
                 }
                 _ => {}
             }
-            if before(deadline, freed).await.is_none() {
+            // Also without news: whoever was not willing to make room may be by then.
+            if before(deadline.min(Instant::now() + PREEMPT_AGAIN), freed).await.is_none() && Instant::now() >= deadline
+            {
                 return Err(ControlError::precondition("no free workers available"));
             }
         }

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
 use crate::Control;
+use crate::records::Assignee;
 
 /// Changes that a watcher may be behind before it has to begin anew.
 const BACKLOG: usize = 4096;
@@ -54,6 +55,15 @@ impl Assignments {
         }
         current.insert(assigned.key.clone(), assigned.clone());
         let _ = self.changes.send(AssignmentUpdate::Assigned(assigned));
+    }
+
+    /// The worker is reached elsewhere now: its node has another address.
+    pub(crate) fn moved(&self, by: &Assignee, ingress: &Ingress) {
+        let known = self.current.lock().get(&by.key).cloned();
+        let here = |known: &Assigned| known.uid == by.uid && known.generation == by.generation;
+        if let Some(known) = known.filter(|known| here(known) && known.ingress != *ingress) {
+            self.set(Assigned { ingress: ingress.clone(), ..known });
+        }
     }
 
     /// Releases everybody else.

@@ -87,15 +87,19 @@ impl Control {
         let found: BTreeMap<WorkerUid, &WorkerReport> = reports.iter().map(|report| (report.worker, report)).collect();
         for report in &reports {
             // Of those that are known all that changes is heard; which boxes are warm is taken in below.
-            let in_store = expected.contains_key(&report.worker) || !looked_at(&report.worker);
+            let in_store = match expected.get(&report.worker) {
+                // A node that came back may have another address.
+                Some((worker, _)) => worker.ingress == report.ingress,
+                None => !looked_at(&report.worker),
+            };
             if !in_store || self.follower.worker(report.worker).is_none() {
-                self.worker_up(node, report).await?;
+                readable(self.worker_up(node, report).await)?;
             }
         }
         // Neither of the two knows them: what was heard is old.
         let known = |worker: &&WorkerUid| expected.contains_key(worker) || found.contains_key(worker);
         for worker in only.into_iter().flatten().filter(|worker| !known(worker)) {
-            self.look_at_worker(*worker).await?;
+            readable(self.look_at_worker(*worker).await)?;
         }
         let mut missing = Vec::new();
         for (uid, (worker, actor)) in expected {
@@ -133,7 +137,7 @@ impl Control {
         let mut workers = Vec::new();
         for worker in only {
             if let Some(record) = self.store.get(&worker_key(*worker)).await? {
-                workers.push(Read::<WorkerRecord>::decode(record)?.value);
+                workers.extend(readable(Read::<WorkerRecord>::decode(record))?.map(|read| read.value));
             }
         }
         Ok(workers)

@@ -27,10 +27,21 @@ impl Control {
             node: node.clone(),
         };
         let key = worker_key(report.worker);
-        if self.store.get(&key).await?.is_none() {
-            let record = WorkerRecord { lease, ingress: report.ingress.clone(), assigned: None, draining: false };
-            match self.store.commit(Change::new().create(key, encode(&record))).await {
-                // Another replica was told as well.
+        let ingress = report.ingress.clone();
+        let change = match self.store.get(&key).await? {
+            None => {
+                let record = WorkerRecord { lease, ingress, assigned: None, draining: false };
+                Some(Change::new().create(key, encode(&record)))
+            }
+            Some(record) => {
+                let read = Read::<WorkerRecord>::decode(record)?;
+                let moved = WorkerRecord { ingress, ..read.value.clone() };
+                (moved != read.value).then(|| Change::new().replace(&read.record, read.rewritten(&moved)))
+            }
+        };
+        if let Some(change) = change {
+            match self.store.commit(change).await {
+                // Another replica was told as well, or somebody has just taken or left it: the next look decides.
                 Ok(_) | Err(CommitError::Conflict { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -47,6 +58,9 @@ impl Control {
         }
         let record = &read.value;
         let worker = record.lease.worker;
+        if let Some(assignee) = &record.assigned {
+            self.assignments.moved(assignee, &record.ingress);
+        }
         let reserved = self.reserved.lock().contains(&worker);
         let mut fleet = self.fleet.lock();
         let known = fleet.get(worker).cloned();

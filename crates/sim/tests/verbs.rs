@@ -573,6 +573,16 @@ fn a_worker_that_is_assigned_to_nobody_is_freed() {
 }
 
 #[test]
+fn an_actor_whose_node_has_another_address_since_is_found_there() {
+    play(async |stage: &Stage| {
+        let before = stage.nonce();
+        stage.misplace_its_worker().await;
+        assert_eq!(stage.count().await, 2);
+        assert_eq!(stage.nonce(), before, "it was not started anew");
+    });
+}
+
+#[test]
 fn nodes_that_were_told_more_than_the_store_knows_are_refused_by_name() {
     play(async |stage: &Stage| {
         stage.sleep(10).await;

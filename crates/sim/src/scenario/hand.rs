@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use ate_actor::{Actor, Event};
 use ate_control::{Assignee, NodeRecord, WorkerRecord};
 use ate_name::{ActorKey, ActorUid, Generation};
+use ate_orders::Ingress;
 use ate_store::{Change, Key, Kind, Record, Store};
 
 use super::Stage;
@@ -103,6 +104,18 @@ impl Stage {
             let change = Change::new().put(key, gone.clone());
             self.simulation.store.memory.commit(change).await.expect("memory does not fail");
         }
+    }
+
+    /// Writes that the actor's worker is reached where nobody is, as of a node that has another address since.
+    pub async fn misplace_its_worker(&self) {
+        let lease = self.actor().await.expect("it is there").lease().expect("it is in a worker").clone();
+        let records = self.simulation.store.all(Kind::Worker).await;
+        let record = records.into_iter().find(|record| record.key.path() == lease.worker.to_string());
+        let record = record.expect("it is there");
+        let worker: WorkerRecord = serde_json::from_slice(&record.value).expect("a worker");
+        let value = serde_json::to_vec(&WorkerRecord { ingress: Ingress::Socket("nowhere".into()), ..worker });
+        let change = Change::new().replace(&record, value.expect("a worker is JSON"));
+        self.simulation.store.memory.commit(change).await.expect("memory does not fail");
     }
 
     fn copied(index: usize) -> Key {

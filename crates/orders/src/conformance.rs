@@ -51,7 +51,9 @@ pub async fn keeps_its_promises(subject: &dyn Subject) {
         panic!("two workers: {report:?}")
     };
     let nobody = NodeName::new("nobody");
-    assert_eq!(story.nodes.report(&nobody).await.err(), Some(NodeError::UnknownNode(nobody)));
+    // At a distance it may be on its way to be known.
+    let unknown = story.nodes.report(&nobody).await.expect_err("there is none");
+    assert!(matches!(unknown, NodeError::UnknownNode(_) | NodeError::Unreachable(_)), "{unknown}");
 
     let first = story.activate_order(one, story.actor(1, 1), op(1), subject.boot());
     story.comes_in_once(&first).await;

@@ -1,4 +1,4 @@
-//! A real node, with real sandboxes, keeps what the simulated ones keep.
+//! A real node, with real sandboxes, keeps what the simulated ones keep, also for a control plane that is elsewhere.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -8,13 +8,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use ate_blob::{Backend, Blobs};
+use ate_identity::{ClientCertificates, Identity, Role};
 use ate_name::{ActorUid, Digest, NodeName, ObjectKey, OpId, SessionId, TemplateUid};
 use ate_node::{LocalNode, Node, Pool, Registry, Renewed};
 use ate_orders::conformance::{Subject, keeps_its_promises};
-use ate_orders::{Container, Identity, NODE_SERVES_FOR, Nodes, Readyz, Runtime, RuntimeAsset, Source, Workload};
+use ate_orders::{
+    Container, Identity as Incarnation, NODE_SERVES_FOR, Nodes, Readyz, Runtime, RuntimeAsset, Source, Workload,
+};
+use ate_orders_grpc::{News, RemoteNodes};
 use ate_snapshot::{DataKey, Home, InstanceKey, Location, SnapshotId};
 use base64::Engine as _;
 use futures::FutureExt as _;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 
 use crate::ATE;
 
@@ -27,7 +35,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const PINS: &str = include_str!("../../../../runtime/gvisor/SHA256SUMS");
 
 struct Real {
-    node: LocalNode,
+    name: NodeName,
+    nodes: RemoteNodes,
     image: String,
     runtime: Runtime,
     ear: Arc<Ear>,
@@ -53,11 +62,11 @@ impl Registry for Ear {
 #[async_trait::async_trait]
 impl Subject for Real {
     fn nodes(&self) -> &dyn Nodes {
-        &self.node
+        &self.nodes
     }
 
     fn node(&self) -> NodeName {
-        self.node.0.name().clone()
+        self.name.clone()
     }
 
     fn workload(&self) -> Workload {
@@ -91,12 +100,12 @@ impl Subject for Real {
         base64::engine::general_purpose::STANDARD.encode(wrapped.as_bytes())
     }
 
-    fn home(&self, identity: &Identity) -> String {
+    fn home(&self, identity: &Incarnation) -> String {
         let location = Location::parse("gs://snapshots/counter").expect("a location");
         Home { location, actor: identity.key.clone(), uid: identity.uid }.to_string()
     }
 
-    fn prefix(&self, identity: &Identity, op: OpId) -> String {
+    fn prefix(&self, identity: &Incarnation, op: OpId) -> String {
         let id = SnapshotId { actor: identity.uid, generation: identity.generation, op };
         format!("{}/{id}", self.home(identity))
     }
@@ -169,6 +178,29 @@ async fn open(directory: &Path) -> Arc<Node> {
     node
 }
 
+/// The node as a replica has it that is elsewhere.
+async fn at_a_distance(node: &Arc<Node>, directory: &Path) -> (RemoteNodes, JoinSet<()>) {
+    let identity = Identity::open(directory).expect("a new one");
+    let tls = identity.server_config(Role::Node, &["127.0.0.1"], ClientCertificates::Required).expect("a certificate");
+    let (door, nodes) = (TlsAcceptor::from(Arc::new(tls)), Arc::new(LocalNode(Arc::clone(node))));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("it has one").to_string();
+    let (connections, incoming) = mpsc::channel(1);
+    let mut serving = JoinSet::new();
+    let serve = ate_orders_grpc::serve(node.name().clone(), nodes, News::default(), incoming, std::future::pending());
+    serving.spawn(async move { serve.await.expect("it serves") });
+    serving.spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.expect("a connection");
+            let stream = door.accept(stream).await.expect("of the instance");
+            connections.send(stream).await.expect("it is served");
+        }
+    });
+    let remote = RemoteNodes::new(Arc::new(identity.client_config(Role::Api, Role::Node).expect("a certificate")));
+    remote.know(node.name(), &address);
+    (remote, serving)
+}
+
 #[tokio::test]
 async fn a_real_node_keeps_the_promises_that_the_simulation_relies_on() {
     let directory = tempfile::tempdir().expect("a temporary directory");
@@ -177,7 +209,8 @@ async fn a_real_node_keeps_the_promises_that_the_simulation_relies_on() {
     let image = ate_testkit::counter_image(directory.path());
     let ear = Arc::new(Ear { hears: AtomicBool::new(true), heard: AtomicU64::new(0) });
     let registered = tokio::spawn(Arc::clone(&node).keep_registered(ear.clone()));
-    let real = Real { node: LocalNode(Arc::clone(&node)), image, runtime: runtime(), ear };
+    let (nodes, _serving) = at_a_distance(&node, &directory.path().join("identity")).await;
+    let real = Real { name: node.name().clone(), nodes, image, runtime: runtime(), ear };
     let kept = AssertUnwindSafe(keeps_its_promises(&real)).catch_unwind().await;
     // Also when it does not: workers outlive a node that is gone.
     registered.abort();

@@ -75,7 +75,8 @@ impl NodeResources {
         storage: &Storage,
         door: Option<SocketAddr>,
     ) -> anyhow::Result<(Arc<Node>, mpsc::Receiver<NodeEvent>)> {
-        Ok(Node::open(ate_node::Config {
+        let snapshots = directory.join("snapshots");
+        let (node, events) = Node::open(ate_node::Config {
             name,
             directory,
             worker_program: std::env::current_exe()?,
@@ -91,7 +92,15 @@ impl NodeResources {
             asset_budget: self.asset_budget.saturating_mul(1 << 30),
             door,
             registry_config: self.registry_config.clone().or_else(docker_config),
-        })?)
+        })?;
+        if let waiting @ 1.. = node.not_moved() {
+            eprintln!(
+                "bringing {waiting} snapshots in {} to durable storage before anybody is served",
+                snapshots.display()
+            );
+        }
+        node.move_to_storage().await?;
+        Ok((node, events))
     }
 }
 

@@ -181,7 +181,7 @@ pub(crate) mod tests {
 
     fn opened() -> (tempfile::TempDir, Snapshots) {
         let directory = tempfile::tempdir().unwrap();
-        let snapshots = Snapshots::open(&directory.path().join("snapshots"), directory.path(), None);
+        let snapshots = Snapshots::open(&directory.path().join("snapshots"), directory.path(), None).unwrap();
         (directory, snapshots)
     }
 
@@ -227,7 +227,7 @@ pub(crate) mod tests {
         let half = key(2, "half");
         std::fs::create_dir_all(snapshots.path(&half)).unwrap();
         std::fs::write(snapshots.path(&half).join("memory"), [1; 1000]).unwrap();
-        let next = Snapshots::open(&directory.path().join("snapshots"), directory.path(), None);
+        let next = Snapshots::open(&directory.path().join("snapshots"), directory.path(), None).unwrap();
         assert!(!next.path(&half).exists() && !next.path(&half).parent().unwrap().exists());
         assert!(next.archive(&whole, &manifest, Some(&seal)).unwrap().is_some(), "the others are as they were");
     }

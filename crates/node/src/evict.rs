@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use ate_snapshot::MANIFEST;
 
-use crate::snapshots::{ONLY_HERE, Snapshots};
+use crate::snapshots::{ONLY_HERE, Snapshots, below};
 
 /// One that was used so lately may just be being read.
 const IN_USE: Duration = Duration::from_secs(60);
@@ -57,16 +57,16 @@ impl Snapshots {
 
 /// Snapshots that are whole, and not only here.
 fn copies(directory: &Path) -> Vec<Copy> {
-    let below = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     let copy = |path: PathBuf| {
-        if path.join(ONLY_HERE).exists() {
+        // Also if that cannot be told.
+        if !matches!(path.join(ONLY_HERE).try_exists(), Ok(false)) {
             return None;
         }
         let used = path.join(MANIFEST).metadata().ok()?.accessed().ok()?;
-        let bytes = below(path.clone()).filter_map(|file| file.metadata().ok()).map(|file| file.len()).sum();
+        let bytes = below(&path).filter_map(|file| file.metadata().ok()).map(|file| file.len()).sum();
         Some(Copy { path, bytes, used })
     };
-    below(directory.to_owned()).flat_map(below).filter_map(copy).collect()
+    below(directory).flat_map(|actor| below(&actor)).filter_map(copy).collect()
 }
 
 #[cfg(test)]
@@ -96,7 +96,8 @@ mod tests {
             std::fs::create_dir(root.path().join(name)).unwrap();
         }
         let blobs = Blobs::open(Backend::Directory(root.path().join("storage"))).await.unwrap();
-        let snapshots = Snapshots::open(&root.path().join("snapshots"), &root.path().join("scratch"), Some(blobs));
+        let snapshots =
+            Snapshots::open(&root.path().join("snapshots"), &root.path().join("scratch"), Some(blobs)).unwrap();
         let only = snapshot(root.path(), "only", 9000, true);
         let [oldest, old, lately, now] = [("oldest", 8000), ("old", 7000), ("lately", 600), ("now", 1)]
             .map(|(name, age)| snapshot(root.path(), name, age, false));

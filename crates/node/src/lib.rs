@@ -19,6 +19,7 @@ mod evict;
 mod host;
 mod logs;
 mod memory;
+mod moving;
 mod names;
 mod orders;
 mod runtime;
@@ -94,6 +95,18 @@ pub enum NodeError {
     Assets(#[from] ate_asset::StoreError),
     #[error("the worker process did not come up: {0}")]
     Worker(String),
+    #[error(
+        "the snapshots in {} are copies of those in durable storage, which would not be found\n  start with the --storage that they \
+         are in; if nothing was ever kept there, remove {}",
+        directory.display(), note.display()
+    )]
+    NoStorage { directory: PathBuf, note: PathBuf },
+    #[error(
+        "{left} of the snapshots in {} are on this disk only and could not be brought to durable storage\n  see to it that --storage \
+         names it and that it can be written to, and start again: those that are there already stay there",
+        directory.display()
+    )]
+    NotMoved { directory: PathBuf, left: usize, source: Box<SnapshotError> },
 }
 
 impl NodeError {
@@ -162,7 +175,7 @@ impl Node {
                 &directory("snapshots"),
                 &directory("scratch"),
                 config.storage.clone(),
-            )),
+            )?),
             memories: memory::Memories::default(),
             arrivals: tier::Flights::default(),
             saves: tier::Flights::default(),

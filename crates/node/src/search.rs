@@ -195,7 +195,7 @@ mod tests {
             std::fs::create_dir(directory).unwrap();
         }
         let blobs = Blobs::open(Backend::Directory(storage)).await.unwrap();
-        let snapshots = Arc::new(Snapshots::open(&root.path().join("snapshots"), &scratch, Some(blobs)));
+        let snapshots = Arc::new(Snapshots::open(&root.path().join("snapshots"), &scratch, Some(blobs)).unwrap());
         let (seal, other) = (DataKey::from_random([1; 32]), DataKey::from_random([2; 32]));
         let (key, manifest) = saved(&snapshots, &seal);
         let home = key.home();

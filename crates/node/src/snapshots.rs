@@ -22,8 +22,9 @@ use ate_sys::Memory;
 use parking_lot::Mutex;
 
 use crate::tier::Flights;
+use crate::{NodeError, moving};
 
-/// The mark of a snapshot that is in no durable storage yet: its place there.
+/// The mark of a snapshot that is in no durable storage, also if there is none: its place there.
 pub(crate) const ONLY_HERE: &str = "only-here";
 
 /// Golden images kept decoded. A node runs few templates at a time; one that is not here is decoded again.
@@ -72,7 +73,8 @@ pub(crate) struct Snapshots {
     bases: Mutex<HashMap<SnapshotKey, Arc<LoadedBase>>>,
     /// Beyond this disk; `None` if this disk is all there is.
     pub(crate) blobs: Option<Blobs>,
-    /// Complete, and not yet in durable storage. Each has a mark beside its files, so that they are known after a restart.
+    /// Complete, and not yet in durable storage. Each has a mark beside its files, so that they are known after a restart, also one
+    /// with other storage.
     only_here: Mutex<HashSet<SnapshotKey>>,
     /// Told to be removed: whoever would write or upload them comes late.
     forgotten: Mutex<Recent<SnapshotKey>>,
@@ -81,10 +83,11 @@ pub(crate) struct Snapshots {
 
 impl Snapshots {
     /// What an earlier process was writing when it ended is removed: whoever still needs it writes it anew.
-    pub(crate) fn open(directory: &Path, scratch: &Path, blobs: Option<Blobs>) -> Self {
+    pub(crate) fn open(directory: &Path, scratch: &Path, blobs: Option<Blobs>) -> Result<Self, NodeError> {
         remove_halves(directory);
+        moving::check(directory, blobs.is_some())?;
         let marked = if blobs.is_some() { marked(directory) } else { HashSet::new() };
-        Self {
+        Ok(Self {
             directory: directory.to_owned(),
             scratch: scratch.to_owned(),
             bases: Mutex::default(),
@@ -92,7 +95,7 @@ impl Snapshots {
             only_here: Mutex::new(marked),
             forgotten: Mutex::default(),
             flights: Flights::default(),
-        }
+        })
     }
 
     pub(crate) fn directory(&self) -> &Path {
@@ -110,7 +113,11 @@ impl Snapshots {
         if self.blobs.is_none() {
             return Vec::new();
         }
-        self.only_here.lock().iter().map(ToString::to_string).collect()
+        self.marked_here().iter().map(ToString::to_string).collect()
+    }
+
+    pub(crate) fn marked_here(&self) -> Vec<SnapshotKey> {
+        self.only_here.lock().iter().cloned().collect()
     }
 
     /// Sets room aside on the disk, so that a full one is found out while the actor still lives.
@@ -229,10 +236,9 @@ impl Snapshots {
             .map_or(Ok(()), |seal| manifest.prove(seal))
             .and_then(|()| manifest.to_bytes())
             .map_err(|error| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() })?;
-        if self.blobs.is_some() {
-            write_durably(&directory, ONLY_HERE, key.to_string().as_bytes()).map_err(io("mark the snapshot"))?;
-            self.only_here.lock().insert(key.clone());
-        }
+        // Without durable storage, too: the next start may have one, and must not take for a copy what is nowhere else.
+        write_durably(&directory, ONLY_HERE, key.to_string().as_bytes()).map_err(io("mark the snapshot"))?;
+        self.only_here.lock().insert(key.clone());
         write_durably(&directory, MANIFEST, &bytes).map_err(io("write the manifest"))?;
         Ok((Content::of(&bytes).digest, manifest.files.iter().map(|file| file.stored.length).sum()))
     }
@@ -478,9 +484,13 @@ impl Snapshots {
     }
 }
 
+/// What is in a directory; nothing if it cannot be read.
+pub(crate) fn below(directory: &Path) -> impl Iterator<Item = PathBuf> + use<> {
+    std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path())
+}
+
 fn remove_halves(directory: &Path) {
-    let below = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
-    for snapshot in below(directory.to_owned()).flat_map(below) {
+    for snapshot in below(directory).flat_map(|actor| below(&actor)) {
         remove_half(&snapshot);
     }
 }
@@ -497,8 +507,7 @@ fn remove_half(directory: &Path) -> bool {
 
 /// The snapshots below a directory that carry the mark of those that are nowhere else.
 fn marked(directory: &Path) -> HashSet<SnapshotKey> {
-    let below = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
-    let marks = below(directory.to_owned()).flat_map(below).map(|snapshot| snapshot.join(ONLY_HERE));
+    let marks = below(directory).flat_map(|actor| below(&actor)).map(|snapshot| snapshot.join(ONLY_HERE));
     marks.filter_map(|mark| SnapshotKey::parse(&std::fs::read_to_string(mark).ok()?).ok()).collect()
 }
 
@@ -522,7 +531,7 @@ pub(crate) fn image_names(workload: &ate_orders::Workload) -> BTreeSet<String> {
     workload.containers.iter().map(|container| container.image.clone()).collect()
 }
 /// What is not there is `None`.
-fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+pub(crate) fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         other => other.map(Some),

@@ -302,7 +302,7 @@ mod tests {
         std::fs::create_dir_all(&storage).unwrap();
         std::fs::create_dir_all(&scratch).unwrap();
         let blobs = Blobs::open(Backend::Directory(storage)).await.unwrap();
-        Arc::new(Snapshots::open(&root.join(name).join("snapshots"), &scratch, Some(blobs)))
+        Arc::new(Snapshots::open(&root.join(name).join("snapshots"), &scratch, Some(blobs)).unwrap())
     }
 
     #[tokio::test]

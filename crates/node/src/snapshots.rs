@@ -22,7 +22,7 @@ use ate_sys::Memory;
 use parking_lot::Mutex;
 
 use crate::tier::Flights;
-use crate::{NodeError, moving};
+use crate::{NodeError, evict, moving};
 
 /// The mark of a snapshot that is in no durable storage, also if there is none: its place there.
 pub(crate) const ONLY_HERE: &str = "only-here";
@@ -69,7 +69,7 @@ pub(crate) struct LoadedBase {
 #[derive(Debug)]
 pub(crate) struct Snapshots {
     directory: PathBuf,
-    scratch: PathBuf,
+    pub(crate) scratch: PathBuf,
     bases: Mutex<HashMap<SnapshotKey, Arc<LoadedBase>>>,
     /// Beyond this disk; `None` if this disk is all there is.
     pub(crate) blobs: Option<Blobs>,
@@ -85,6 +85,7 @@ impl Snapshots {
     /// What an earlier process was writing when it ended is removed: whoever still needs it writes it anew.
     pub(crate) fn open(directory: &Path, scratch: &Path, blobs: Option<Blobs>) -> Result<Self, NodeError> {
         remove_halves(directory);
+        evict::remove_asides(scratch);
         moving::check(directory, blobs.is_some())?;
         let marked = if blobs.is_some() { marked(directory) } else { HashSet::new() };
         Ok(Self {
@@ -100,12 +101,6 @@ impl Snapshots {
 
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
-    }
-
-    /// A name beside what is kept, for what is about to go.
-    pub(crate) fn aside(&self, path: &Path) -> PathBuf {
-        let names: Vec<_> = path.iter().rev().take(2).map(|name| name.to_string_lossy()).collect();
-        self.scratch.join(format!("evicted-{}", names.join("-")))
     }
 
     /// Those that wait to be uploaded, or were never meant to be.

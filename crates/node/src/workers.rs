@@ -439,7 +439,7 @@ impl Node {
         let node = Arc::clone(self);
         let evicted =
             tokio::task::spawn_blocking(move || node.snapshots.evict_to(budget, std::time::SystemTime::now())).await;
-        match evicted.map_err(std::io::Error::other).flatten() {
+        match evicted {
             Ok(0) => {}
             Ok(gone) => tracing::info!(gone, "copies of snapshots were removed from this disk"),
             Err(error) => tracing::warn!(%error, "copies of snapshots could not be removed"),

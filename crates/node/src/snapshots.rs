@@ -24,7 +24,8 @@ use parking_lot::Mutex;
 use crate::tier::Flights;
 use crate::{NodeError, evict, moving};
 
-/// The mark of a snapshot that is in no durable storage, also if there is none: its place there.
+/// The mark of a snapshot that is in no durable storage, also if there is none: its place there, and the digest of its manifest,
+/// which nobody else tells whoever brings it there.
 pub(crate) const ONLY_HERE: &str = "only-here";
 
 /// Golden images kept decoded. A node runs few templates at a time; one that is not here is decoded again.
@@ -232,10 +233,12 @@ impl Snapshots {
             .and_then(|()| manifest.to_bytes())
             .map_err(|error| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() })?;
         // Without durable storage, too: the next start may have one, and must not take for a copy what is nowhere else.
-        write_durably(&directory, ONLY_HERE, key.to_string().as_bytes()).map_err(io("mark the snapshot"))?;
+        let digest = Content::of(&bytes).digest;
+        let mark = format!("{key}\n{digest}\n");
+        write_durably(&directory, ONLY_HERE, mark.as_bytes()).map_err(io("mark the snapshot"))?;
         self.only_here.lock().insert(key.clone());
         write_durably(&directory, MANIFEST, &bytes).map_err(io("write the manifest"))?;
-        Ok((Content::of(&bytes).digest, manifest.files.iter().map(|file| file.stored.length).sum()))
+        Ok((digest, manifest.files.iter().map(|file| file.stored.length).sum()))
     }
 
     pub(crate) fn write(
@@ -338,6 +341,35 @@ impl Snapshots {
             source,
         })?;
         Ok(Some(file))
+    }
+
+    /// Whether its manifest is the one that was written. A mark of an earlier build does not tell. Blocks.
+    pub(crate) fn is_as_marked(&self, key: &SnapshotKey, manifest: &Digest) -> Result<(), SnapshotError> {
+        let mark = if_there(std::fs::read_to_string(self.path(key).join(ONLY_HERE)));
+        let mark = mark
+            .map_err(|source| SnapshotError::Io { what: "read the mark", key: key.to_string(), source })?
+            .unwrap_or_default();
+        match mark.lines().nth(1) {
+            Some(written) if written != manifest.to_string() => Err(SnapshotError::Unusable {
+                key: key.to_string(),
+                reason: "its manifest is not the one that was written".to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// One of its files, read to its end to see that it is the one that was written. Blocks.
+    pub(crate) fn open_whole(&self, key: &SnapshotKey, file: &ate_snapshot::File) -> Result<File, SnapshotError> {
+        let unusable = |reason: String| SnapshotError::Unusable { key: key.to_string(), reason };
+        let io = |source| SnapshotError::Io { what: "read a file", key: key.to_string(), source };
+        let opened = if_there(File::open(self.path(key).join(file.name.as_str()))).map_err(io)?;
+        let opened = opened.ok_or_else(|| unusable(format!("its file {} is gone", file.name)))?;
+        let mut read = Hashing::new(BufReader::with_capacity(1 << 20, &opened));
+        io::copy(&mut read, &mut io::sink()).map_err(io)?;
+        if read.finish().1 != file.stored {
+            return Err(unusable(format!("file {} is not the one that was written", file.name)));
+        }
+        Ok(opened)
     }
 
     pub(crate) fn read(
@@ -503,7 +535,7 @@ fn remove_half(directory: &Path) -> bool {
 /// The snapshots below a directory that carry the mark of those that are nowhere else.
 fn marked(directory: &Path) -> HashSet<SnapshotKey> {
     let marks = below(directory).flat_map(|actor| below(&actor)).map(|snapshot| snapshot.join(ONLY_HERE));
-    marks.filter_map(|mark| SnapshotKey::parse(&std::fs::read_to_string(mark).ok()?).ok()).collect()
+    marks.filter_map(|mark| SnapshotKey::parse(std::fs::read_to_string(mark).ok()?.lines().next()?).ok()).collect()
 }
 
 /// Written whole or not at all, and there after a power cut.

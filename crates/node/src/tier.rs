@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 
 use ate_blob::{BlobError, BlobPath, Blobs};
 use ate_name::Digest;
-use ate_snapshot::{Home, MANIFEST, Manifest, SnapshotKey};
+use ate_snapshot::{Content, Home, MANIFEST, Manifest, SnapshotKey};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use parking_lot::Mutex;
@@ -74,7 +74,8 @@ pub(crate) fn storage(key: &SnapshotKey) -> impl Fn(BlobError) -> SnapshotError 
 }
 
 impl Snapshots {
-    /// Brings a snapshot of this disk to durable storage: its files, then its manifest. If `heard` says something else by then,
+    /// Brings a snapshot of this disk to durable storage: its files, then its manifest, and none of it unless it is as it was
+    /// written, because the one before it is removed then. If `heard` says something else by then,
     /// the node may have been given up meanwhile, and the snapshot removed there by another: it stays marked, and so it is found.
     pub(crate) async fn upload(
         self: &Arc<Self>,
@@ -99,11 +100,15 @@ impl Snapshots {
         };
         let manifest = Manifest::read_unverified(&bytes)
             .map_err(|error| SnapshotError::Unusable { key: key.to_string(), reason: error.to_string() })?;
+        let digest = Content::of(&bytes).digest;
+        self.off_reactor("read the mark", key, move |snapshots, key| snapshots.is_as_marked(key, &digest)).await?;
         let unheard = || SnapshotError::Unheard { key: key.to_string() };
         let before = heard().ok_or_else(unheard)?;
         for file in &manifest.files {
-            let source = File::open(directory.join(file.name.as_str())).await.map_err(io("open a file"))?;
-            let source = source.into_std().await;
+            let described = file.clone();
+            let source = self
+                .off_reactor("read a file", key, move |snapshots, key| snapshots.open_whole(key, &described))
+                .await?;
             blobs.put_new(&object(key, file.name.as_str())?, source).await.map_err(storage(key))?;
         }
         blobs.put_new(&object(key, MANIFEST)?, Bytes::from(bytes)).await.map_err(storage(key))?;
@@ -293,7 +298,7 @@ mod tests {
     use std::time::Duration;
 
     use ate_blob::Backend;
-    use ate_snapshot::{Content, DataKey};
+    use ate_snapshot::DataKey;
 
     use super::*;
 
@@ -319,6 +324,50 @@ mod tests {
         let digest = Content::of(&manifest.to_bytes().unwrap()).digest;
         let third = opened(root.path(), "third").await;
         assert_eq!(third.ensure(&key, &digest).await.unwrap().files, manifest.files, "it is as it was");
+    }
+
+    #[tokio::test]
+    async fn what_is_damaged_does_not_become_durable() {
+        let root = tempfile::tempdir().unwrap();
+        let here = opened(root.path(), "here").await;
+        let (key, manifest) = crate::copy::tests::saved(&here, &DataKey::from_random([1; 32]));
+        let digest = Content::of(&manifest.to_bytes().unwrap()).digest;
+        let there = opened(root.path(), "there").await;
+        // Still a manifest, of which the actor's record knows nothing.
+        let another = |bytes: &[u8]| {
+            let text = std::str::from_utf8(bytes).unwrap();
+            assert!(text.contains("systrap"));
+            text.replace("systrap", "systram").into_bytes()
+        };
+        let changed = |bytes: &[u8]| {
+            let mut bytes = bytes.to_vec();
+            *bytes.last_mut().unwrap() ^= 1;
+            bytes
+        };
+        type Damage = fn(&[u8]) -> Vec<u8>;
+        let damages: [(&str, Damage); 4] = [
+            ("memory", changed),
+            ("data", changed),
+            ("data", |bytes| bytes[..bytes.len() - 1].to_vec()),
+            (MANIFEST, another),
+        ];
+        for (name, damage) in damages {
+            let file = here.path(&key).join(name);
+            let whole = std::fs::read(&file).unwrap();
+            std::fs::write(&file, damage(&whole)).unwrap();
+            let refused = here.upload(&key, || Some(1)).await;
+            assert!(matches!(refused, Err(SnapshotError::Unusable { .. })), "{name}: {refused:?}");
+            std::fs::remove_file(&file).unwrap();
+            if name != MANIFEST {
+                let refused = here.upload(&key, || Some(1)).await;
+                assert!(matches!(refused, Err(SnapshotError::Unusable { .. })), "{name}: {refused:?}");
+            }
+            let found = there.ensure(&key, &digest).await;
+            assert!(matches!(found, Err(SnapshotError::Missing { .. })), "{name}: {found:?}");
+            std::fs::write(&file, whole).unwrap();
+        }
+        here.upload(&key, || Some(1)).await.unwrap();
+        assert_eq!(there.ensure(&key, &digest).await.unwrap().files, manifest.files);
     }
 
     #[tokio::test]

@@ -10,6 +10,7 @@
 //! It decides nothing: what it finds after a crash it reports, and the control plane says what becomes of it.
 
 mod arrive;
+mod bases;
 mod boxes;
 mod copy;
 mod depart;

@@ -5,7 +5,7 @@
 //!   load:  manifest (its digest is in the actor's record) ─▶ file ─▶ open ─▶ delta ─▶ straight into memory
 //! ```
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 use std::path::{Path, PathBuf};
@@ -21,15 +21,13 @@ use ate_snapshot::{
 use ate_sys::Memory;
 use parking_lot::Mutex;
 
+use crate::bases::{Bases, LoadedBase};
 use crate::tier::Flights;
 use crate::{NodeError, evict, moving};
 
 /// The mark of a snapshot that is in no durable storage, also if there is none: its place there, and the digest of its manifest,
 /// which nobody else tells whoever brings it there.
 pub(crate) const ONLY_HERE: &str = "only-here";
-
-/// Golden images kept decoded. A node runs few templates at a time; one that is not here is decoded again.
-const BASES_KEPT: usize = 8;
 
 /// For archives; the images' own codec chooses for itself.
 const ARCHIVE_LEVEL: i32 = 1;
@@ -59,19 +57,11 @@ pub(crate) struct Unsaved<'a> {
     pub(crate) key: Option<&'a DataKey>,
 }
 
-/// A golden image, decoded.
-#[derive(Debug)]
-pub(crate) struct LoadedBase {
-    pub(crate) content: Content,
-    pub(crate) stored: u64,
-    pub(crate) bytes: Vec<u8>,
-}
-
 #[derive(Debug)]
 pub(crate) struct Snapshots {
     directory: PathBuf,
     pub(crate) scratch: PathBuf,
-    bases: Mutex<HashMap<SnapshotKey, Arc<LoadedBase>>>,
+    bases: Bases,
     /// Beyond this disk; `None` if this disk is all there is.
     pub(crate) blobs: Option<Blobs>,
     /// Complete, and not yet in durable storage. Each has a mark beside its files, so that they are known after a restart, also one
@@ -92,7 +82,7 @@ impl Snapshots {
         Ok(Self {
             directory: directory.to_owned(),
             scratch: scratch.to_owned(),
-            bases: Mutex::default(),
+            bases: Bases::default(),
             blobs,
             only_here: Mutex::new(marked),
             forgotten: Mutex::default(),
@@ -213,7 +203,7 @@ impl Snapshots {
         if unsaved.manifest.golden
             && let (Some(image), Some(content)) = (unsaved.image, unsaved.manifest.image)
         {
-            self.keep_base(key, Arc::new(LoadedBase { content, stored: size, bytes: image.to_vec() }));
+            self.bases.keep(key, &Arc::new(LoadedBase { content, stored: size, bytes: image.to_vec() }));
         }
         Ok((digest, size))
     }
@@ -409,11 +399,12 @@ impl Snapshots {
         Ok(())
     }
 
-    /// A golden image to which others are differences.
+    /// A golden image to which others are differences. Blocks.
     pub(crate) fn base(&self, key: &SnapshotKey, image: Digest) -> Result<Arc<LoadedBase>, SnapshotError> {
-        if let Some(base) = self.bases.lock().get(key).filter(|base| base.content.digest == image) {
-            return Ok(Arc::clone(base));
-        }
+        self.bases.get(key, image, || self.decode_base(key, image))
+    }
+
+    fn decode_base(&self, key: &SnapshotKey, image: Digest) -> Result<LoadedBase, SnapshotError> {
         let unusable = |reason: &str| SnapshotError::Unusable { key: key.to_string(), reason: reason.to_owned() };
         let bytes = self.manifest_bytes(key)?;
         let manifest = Manifest::read_unverified(&bytes).map_err(|error| unusable(&error.to_string()))?;
@@ -431,19 +422,7 @@ impl Snapshots {
             return Err(unusable("its image is not the one that was written"));
         }
         let stored = manifest.files.iter().map(|file| file.stored.length).sum();
-        let base = Arc::new(LoadedBase { content, stored, bytes });
-        self.keep_base(key, Arc::clone(&base));
-        Ok(base)
-    }
-
-    fn keep_base(&self, key: &SnapshotKey, base: Arc<LoadedBase>) {
-        let mut bases = self.bases.lock();
-        if bases.len() >= BASES_KEPT
-            && let Some(other) = bases.keys().next().cloned()
-        {
-            bases.remove(&other);
-        }
-        bases.insert(key.clone(), base);
+        Ok(LoadedBase { content, stored, bytes })
     }
 
     /// Removes snapshots of the actor that are older than the one it continues from: nobody asks for them again.
@@ -470,7 +449,7 @@ impl Snapshots {
 
     /// What was decoded of it is not to be relied on.
     pub(crate) fn forget_base(&self, key: &SnapshotKey) {
-        self.bases.lock().remove(key);
+        self.bases.forget(key);
     }
 
     pub(crate) fn is_forgotten(&self, key: &SnapshotKey) -> bool {
@@ -506,7 +485,7 @@ impl Snapshots {
         if let Some(parent) = directory.parent() {
             let _ = std::fs::remove_dir(parent);
         }
-        self.bases.lock().remove(key);
+        self.bases.forget(key);
         Ok(())
     }
 }

@@ -174,3 +174,13 @@ async fn open_door(
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ate_control::Settings;
+
+    #[test]
+    fn a_node_that_waits_for_one_of_its_workers_is_not_shut_out_for_it() {
+        assert!(ate_node::ANSWERS_WITHIN * 2 <= Settings::default().reach_within, "the rest is for its restart");
+    }
+}

@@ -48,6 +48,7 @@ pub use orders::LocalNode;
 pub use session::{Registry, Renewed};
 pub use snapshots::SnapshotError;
 pub use volume::{VolumeError, durable_directory};
+pub use workers::ANSWERS_WITHIN;
 
 /// News that the control plane has not taken yet. The rest is in the next report.
 const EVENT_BUFFER: usize = 1024;

@@ -81,6 +81,8 @@ pub(crate) struct Stub {
     pub(crate) boxes: Mutex<Vec<BoxKind>>,
     pub(crate) stopped: tokio_util::sync::CancellationToken,
     pub(crate) news: broadcast::Sender<Event>,
+    /// What it never answers.
+    pub(crate) is_deaf_to: fn(&Command) -> bool,
     /// Its link ends without a word.
     pub(crate) dies: tokio::sync::Notify,
 }
@@ -94,6 +96,7 @@ impl Stub {
             boxes: Mutex::default(),
             stopped: Default::default(),
             news: broadcast::Sender::new(8),
+            is_deaf_to: |_| false,
             dies: Default::default(),
         }
     }
@@ -131,6 +134,9 @@ impl Stub {
             let (said, fds) = tokio::select! {
                 call = reader.next::<Call>() => {
                     let Ok(Some((Call { id, command }, _))) = call else { return };
+                    if (self.is_deaf_to)(&command) {
+                        continue;
+                    }
                     let (result, fds) = self.answer(worker, command);
                     (link::Said::Reply { id, result }, fds)
                 }

@@ -20,8 +20,11 @@ use crate::logs::{self, Whereabouts};
 use crate::start::last_words;
 use crate::{Node, NodeError};
 
-/// A worker that outlived its node first brings to an end what that one had begun: a save of some gigabytes at worst.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(120);
+/// How long it may take until a worker that outlived its node is taken over. It first brings to an end what that one had begun: a
+/// save of some gigabytes at worst, or a start that has half a minute to be ready. One that is not done then is ended, and its actor
+/// goes on from its last snapshot. Longer would cost all the others: no order is taken before it is known who is here, and the
+/// control plane shuts out a node that takes none for two minutes, what it runs with it; half of that is left for the restart.
+pub const ANSWERS_WITHIN: Duration = Duration::from_secs(60);
 
 /// How often workers are asked how idle they are.
 const REPORT_EVERY: Duration = Duration::from_millis(500);
@@ -227,7 +230,7 @@ impl Node {
                 .ok()
                 .and_then(|bytes| serde_json::from_slice::<Birth>(&bytes).ok());
             let alive = match &birth {
-                Some(birth) => self.connect(birth, &path).await,
+                Some(birth) => self.connect_within(ANSWERS_WITHIN, birth, &path).await,
                 None => Err(NodeError::Worker("it was never up".into())),
             };
             if let Err(error) = alive {
@@ -243,13 +246,23 @@ impl Node {
         self.adopted.cancel();
     }
 
+    /// All of it, whichever of the questions is not answered.
+    async fn connect_within(
+        self: &Arc<Self>,
+        within: Duration,
+        birth: &Birth,
+        directory: &Path,
+    ) -> Result<Arc<Handle>, NodeError> {
+        let connected = tokio::time::timeout(within, self.connect(birth, directory)).await;
+        connected.unwrap_or_else(|_| Err(NodeError::Worker("it does not answer".into())))
+    }
+
     pub(crate) async fn connect(self: &Arc<Self>, birth: &Birth, directory: &Path) -> Result<Arc<Handle>, NodeError> {
         let (link, events) =
             WorkerLink::connect(&directory.join("link")).await.map_err(NodeError::io("reach the worker"))?;
-        let ask = async |command| tokio::time::timeout(ANSWERS_WITHIN, link.call(command, &[])).await;
         let deaf = || NodeError::Worker("it does not answer".into());
-        let Ok(Ok(Answer::Report(report))) = ask(link::Command::Report).await else { return Err(deaf()) };
-        let Ok(Ok(Answer::Memo(memo))) = ask(link::Command::Memo).await else { return Err(deaf()) };
+        let Ok(Answer::Report(report)) = link.call(link::Command::Report, &[]).await else { return Err(deaf()) };
+        let Ok(Answer::Memo(memo)) = link.call(link::Command::Memo, &[]).await else { return Err(deaf()) };
         let handle = Arc::new(Handle {
             birth: birth.clone(),
             directory: directory.to_owned(),
@@ -614,6 +627,24 @@ mod tests {
         let [here, elsewhere] = [log(stub::identity().uid), log(ActorUid::from_random([9; 16]))];
         node.tidy_logs().await;
         assert!(here.exists() && !elsewhere.exists());
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_does_not_answer_keeps_a_node_waiting_for_so_long_and_no_longer() {
+        let directory = tempfile::tempdir().unwrap();
+        let node = stub::node(directory.path());
+        let silences: [fn(&link::Command) -> bool; 3] = [
+            |command| matches!(command, link::Command::Report),
+            |command| matches!(command, link::Command::Memo),
+            |command| matches!(command, link::Command::Recall { .. }),
+        ];
+        for is_deaf_to in silences {
+            let retained = HashMap::from([(OpId::from_random([1; 16]), node.snapshots.scratch_file().unwrap())]);
+            let (birth, at) = Arc::new(Stub { is_deaf_to, ..Stub::new(retained) }).settle(&node);
+            let refused = node.connect_within(Duration::from_millis(50), &birth, &at).await.unwrap_err();
+            assert!(refused.to_string().contains("does not answer"), "{refused}");
+            assert!(node.workers().is_empty());
+        }
     }
 
     #[tokio::test]

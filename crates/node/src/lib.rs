@@ -104,11 +104,11 @@ pub enum NodeError {
     )]
     NoStorage { directory: PathBuf, note: PathBuf },
     #[error(
-        "{left} of the snapshots in {} are on this disk only and could not be brought to durable storage\n  see to it that --storage \
-         names it and that it can be written to, and start again: those that are there already stay there",
+        "{left} of the snapshots in {} are on this disk only and could not be brought to durable storage: {reason}\n  see to it that \
+         --storage names it and that it can be written to, and start again: those that are there already stay there",
         directory.display()
     )]
-    NotMoved { directory: PathBuf, left: usize, source: Box<SnapshotError> },
+    NotMoved { directory: PathBuf, left: usize, reason: String },
 }
 
 impl NodeError {

@@ -116,9 +116,9 @@ impl Snapshots {
                 Err(error) if is_lost(&error) => {
                     tracing::error!(snapshot = %key, error = chain(&error), "a snapshot stays on this disk only");
                 }
-                Err(source) => {
-                    let directory = self.directory().to_owned();
-                    return Err(NodeError::NotMoved { directory, left: of - done, source: Box::new(source) });
+                Err(error) => {
+                    let (directory, reason) = (self.directory().to_owned(), chain(&error));
+                    return Err(NodeError::NotMoved { directory, left: of - done, reason });
                 }
             }
             if said.elapsed() >= SAID_EVERY {
@@ -226,7 +226,9 @@ mod tests {
         std::fs::write(&bucket, "").unwrap();
         let failed = here.move_to_storage().await.unwrap_err().to_string();
         let directory = here.directory().display().to_string();
-        assert!(failed.contains(&directory) && failed.contains("1 of") && failed.contains("start again"), "{failed}");
+        let (why, remedy) = failed.split_once('\n').unwrap();
+        assert!(why.contains(&directory) && why.contains("1 of") && why.contains("durable storage failed"), "{failed}");
+        assert!(remedy.contains("--storage") && remedy.contains("start again"), "{failed}");
         std::fs::remove_file(&bucket).unwrap();
         let here = opened(root.path(), "here", true).await.unwrap();
         assert_eq!((here.not_moved(), evict(&here)), (vec![key], 0));

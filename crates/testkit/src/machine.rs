@@ -161,6 +161,11 @@ impl Machine {
         self.setting.env.extend(value.map(|value| (name.to_owned(), value.to_owned())));
     }
 
+    /// More arguments of `ate dev` that it starts with next.
+    pub fn add_args(&mut self, args: &[&str]) {
+        self.setting.args.extend(args.iter().map(ToString::to_string));
+    }
+
     /// Where the API is served by TLS, to whoever comes.
     pub fn api(&self) -> SocketAddr {
         self.api.expect("it runs")

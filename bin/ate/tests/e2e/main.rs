@@ -11,6 +11,7 @@ mod identity;
 mod life;
 mod limits;
 mod metrics;
+mod moving;
 mod network;
 mod orders;
 mod pinning;

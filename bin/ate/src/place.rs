@@ -158,6 +158,17 @@ fn open_error(path: &Path, error: OpenError) -> anyhow::Error {
             "there is no store in {}\n  name one with --store, or the directory that `ate dev` was given with --data-dir",
             path.display()
         ),
+        OpenError::Another { .. } => anyhow!(
+            "{error}\n  bring back the newer one; or go on from this one, every actor from its newest snapshot: \
+             ate store backup left.backup --accept-loss --store {0}, then ate store restore left.backup --replace --store {0}",
+            path.display()
+        ),
+        OpenError::Gone { ref mark, .. } => anyhow!(
+            "{error}\n  bring it back, or restore a backup: ate store restore <FILE> --store {}\n  to begin with nothing, in a data \
+             directory that holds nothing else either: remove {}",
+            path.display(),
+            mark.display()
+        ),
         OpenError::Fault { source: Fault::Corrupt { reason }, .. } => anyhow!(
             "the store in {} is damaged: {reason}\n  restore a backup: ate store restore <FILE> --store {} --replace",
             path.display(),

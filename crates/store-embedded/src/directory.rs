@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use ate_store::{Fault, Revision};
 
+use crate::outside::Outside;
+
 /// The layout this code writes. One that is newer is refused: an older program would read it wrongly.
 const FORMAT: u32 = 1;
 const FORMAT_NAME: &str = "ate-store";
@@ -25,6 +27,12 @@ pub enum OpenError {
         "{directory} is not a store: {reason}; choose another directory, or remove this one if a restore was cut off in it"
     )]
     NotAStore { directory: PathBuf, reason: String },
+    #[error(
+        "the store in {directory}, at revision {found}, is not the one that was last used there, at revision {seen} by what {mark} says: an older copy was put in its place, or another store"
+    )]
+    Another { directory: PathBuf, mark: PathBuf, seen: Revision, found: Revision },
+    #[error("there is no store in {directory}, but there was one, at revision {seen} by what {mark} says")]
+    Gone { directory: PathBuf, mark: PathBuf, seen: Revision },
     #[error("cannot open the store in {directory}")]
     Fault { directory: PathBuf, source: Fault },
     #[error("cannot {action} {path}")]
@@ -42,6 +50,11 @@ fn try_for_a_moment(lock: &File) -> Result<(), TryLockError> {
     lock.try_lock()
 }
 
+fn has_format(directory: &Path) -> Result<bool, OpenError> {
+    let file = directory.join(FORMAT_FILE);
+    file.try_exists().map_err(|source| OpenError::Io { action: "look for", path: file, source })
+}
+
 /// A directory that this process alone may use until the value is dropped.
 #[derive(Debug)]
 pub(crate) struct Directory {
@@ -49,6 +62,8 @@ pub(crate) struct Directory {
     /// Held, not read: the kernel releases the lock with the last descriptor, however the process ends.
     _lock: File,
     mark: File,
+    /// Only whoever writes to the store says so outside.
+    outside: Option<Outside>,
 }
 
 impl Directory {
@@ -87,16 +102,21 @@ impl Directory {
         let file = path.join(MARK_FILE);
         let mark = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&file);
         let mark = mark.map_err(io("open", &file))?;
-        Ok(Self { path: path.to_owned(), _lock: lock, mark })
+        Ok(Self { path: path.to_owned(), _lock: lock, mark, outside: None })
+    }
+
+    /// As [`Directory::lock`], to write to the store there, or to a new one where there was none. Nothing is made if there was.
+    pub(crate) fn lock_or_begin(path: &Path) -> Result<Self, OpenError> {
+        if !has_format(path)? {
+            Outside::check_nothing_was_in(path)?;
+        }
+        Self::lock(path)
     }
 
     /// As [`Directory::lock`], but makes nothing where there is no store.
     pub(crate) fn lock_store(path: &Path) -> Result<Self, OpenError> {
-        let file = path.join(FORMAT_FILE);
-        match file.try_exists() {
-            Ok(true) => {}
-            Ok(false) => return Err(OpenError::Missing { directory: path.to_owned() }),
-            Err(source) => return Err(OpenError::Io { action: "look for", path: file, source }),
+        if !has_format(path)? {
+            return Err(OpenError::Missing { directory: path.to_owned() });
         }
         let directory = Self::lock(path)?;
         directory.is_store()?;
@@ -150,7 +170,19 @@ impl Directory {
     /// power cut it may lag, but it never runs ahead.
     pub(crate) fn mark(&self, revision: Revision) -> io::Result<()> {
         // Twice, so that half a write is no mark.
-        self.mark.write_all_at(&[revision.0.to_le_bytes(); 2].concat(), 0)
+        self.mark.write_all_at(&[revision.0.to_le_bytes(); 2].concat(), 0)?;
+        self.outside.as_ref().map_or(Ok(()), |outside| outside.note(revision))
+    }
+
+    /// Whether it is the directory that was last used as this store, now that it turns out to be at `revision`.
+    pub(crate) fn check_outside(&self, revision: Revision) -> Result<(), OpenError> {
+        Outside::check(&self.path, revision)
+    }
+
+    /// Says outside, from now on, what is acknowledged.
+    pub(crate) fn say_outside(&mut self, revision: Revision) -> Result<(), OpenError> {
+        self.outside = Some(Outside::begin(&self.path, revision)?);
+        Ok(())
     }
 
     /// Everything up to there was acknowledged, by what the mark says.

@@ -12,7 +12,9 @@
 //!   <directory>/LOCK          held while open; names the process
 //!              /FORMAT        "ate-store 1", written once the store is complete
 //!              /MARK          the last revision that was acknowledged
+//!              /LINE          which opening of the store this was last
 //!              /records/      the engine's files
+//!   <directory>.mark           both of these once more: an older copy that was put in the place of the directory is refused
 //! ```
 //!
 //! When a write fails (disk full, I/O error) its group is answered [`Fault::Unavailable`] and the engine is opened
@@ -23,6 +25,7 @@ mod codec;
 mod directory;
 pub mod engine;
 mod fjall;
+mod outside;
 mod reader;
 mod whole;
 mod writer;
@@ -119,14 +122,17 @@ impl EmbeddedStore {
 
     /// As [`EmbeddedStore::open`], on another engine.
     pub fn open_with(directory: &Path, feed: FeedLimits, opener: Opener) -> Result<Self, OpenError> {
-        let directory = Directory::lock(directory)?;
+        let mut directory = Directory::lock_or_begin(&outside::resolve(directory))?;
         let path = directory.path().to_owned();
         let complete = directory.is_store()?;
         let opened = open_engine(&opener, &directory);
         let (engine, revision) = opened.map_err(|source| OpenError::Fault { directory: path.clone(), source })?;
-        if !complete {
+        if complete {
+            directory.check_outside(revision)?;
+        } else {
             directory.mark_as_store()?;
         }
+        directory.say_outside(revision)?;
         let shared = Arc::new(Shared {
             slot: RwLock::new(Some(engine)),
             queue: Queue::default(),

@@ -4,10 +4,11 @@
 //!   <directory>.restoring/FORMAT   "ate-store restore not finished": nobody opens it
 //!                        /records  filled, flushed
 //!                        /FORMAT   "ate-store 1", written last
-//!   ──▶ takes the place of <directory> in one step; what was there is <directory>.replaced-<seconds> from then on
+//!   ──▶ takes the place of <directory> in one step; what was there is <directory>.replaced-<seconds> from then on, and
+//!       <directory>.mark no longer takes it for the store that belongs there
 //! ```
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -24,6 +25,7 @@ use tokio::task::JoinError;
 use crate::codec;
 use crate::directory::{Directory, OpenError};
 use crate::engine::{Engine, Finish, Reads};
+use crate::outside::{self, Outside, beside, sync_parent};
 use crate::usual_engine;
 use crate::writer::{open_engine, open_what_is_left};
 
@@ -35,6 +37,7 @@ const BATCH: usize = 1000;
 
 /// Reads the store in `directory`, which stays locked until the contents are dropped. Nothing is written.
 pub async fn contents(directory: &Path, tail: LostTail) -> Result<Contents, OpenError> {
+    let directory = &*outside::resolve(directory);
     let path = directory.to_owned();
     let (tell, told) = oneshot::channel();
     let (entries, arriving) = mpsc::channel(ON_THE_WAY);
@@ -45,11 +48,15 @@ pub async fn contents(directory: &Path, tail: LostTail) -> Result<Contents, Open
                 LostTail::Accept => open_what_is_left(&usual_engine(), &directory),
             };
             let (engine, revision) = opened.map_err(|source| OpenError::Fault { directory: path, source })?;
-            Ok((directory, engine, revision))
+            if tail == LostTail::Refuse {
+                directory.check_outside(revision)?;
+            }
+            let seen = Outside::said(directory.path())?.map_or(Revision::ZERO, |said| said.revision);
+            let acknowledged = directory.acknowledged().max(seen);
+            Ok((directory, engine, revision, acknowledged))
         });
         let (_directory, engine) = match opened {
-            Ok((directory, engine, revision)) => {
-                let acknowledged = directory.acknowledged();
+            Ok((directory, engine, revision, acknowledged)) => {
                 let _ = tell.send(Ok((revision, (acknowledged > revision).then_some(acknowledged))));
                 (directory, engine)
             }
@@ -112,7 +119,7 @@ pub async fn load(
     occupied: IfOccupied,
     replacement: impl FnOnce(Revision) -> Replacement + Send + 'static,
 ) -> Result<Loaded, LoadError> {
-    let directory = directory.to_owned();
+    let directory = outside::resolve(directory);
     let handle = Handle::current();
     let loading = tokio::task::spawn_blocking(move || Load::new(directory).run(occupied, &handle, replacement));
     loading.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
@@ -156,13 +163,17 @@ impl Load {
         replacement: impl FnOnce(Revision) -> Replacement,
     ) -> Result<Loaded, LoadError> {
         let there = self.look(occupied)?;
+        // What is there may be an older copy, or nothing, where more was acknowledged.
+        let seen = Outside::said(&self.directory)?.map_or(Revision::ZERO, |said| said.revision);
         let staged = self.stage()?;
-        if let Err(error) = self.fill(&staged, handle, replacement(there.acknowledged())) {
+        let replacement = replacement(there.acknowledged().max(seen));
+        let revision = replacement.revision;
+        if let Err(error) = self.fill(&staged, handle, replacement) {
             // Of no use to anybody; and if it cannot be removed, nobody opens it.
             let _ = fs::remove_dir_all(&self.staging);
             return Err(error);
         }
-        self.put_in_place(&there)
+        self.put_in_place(&there, revision)
     }
 
     fn look(&self, occupied: IfOccupied) -> Result<There, LoadError> {
@@ -244,27 +255,28 @@ impl Load {
         Ok(staged.mark_as_store()?)
     }
 
-    fn put_in_place(&self, there: &There) -> Result<Loaded, LoadError> {
+    fn put_in_place(&self, there: &There, revision: Revision) -> Result<Loaded, LoadError> {
         let io = |source| LoadError::Io { action: "put the new store at", path: self.directory.clone(), source };
-        let moved_aside = match there {
-            There::Nothing => {
-                fs::rename(&self.staging, &self.directory).map_err(io)?;
-                None
-            }
-            There::Something { worth_keeping, .. } => {
+        Outside::replace(&self.directory, &self.staging, revision, || {
+            match there {
+                There::Nothing => fs::rename(&self.staging, &self.directory).map_err(io)?,
                 // In one step, so that nobody finds no store here and makes an empty one.
-                renameat_with(CWD, &self.staging, CWD, &self.directory, RenameFlags::EXCHANGE)
-                    .map_err(|error| io(error.into()))?;
-                if *worth_keeping {
-                    Some(self.move_aside()?)
-                } else {
-                    fs::remove_dir_all(&self.staging).map_err(io)?;
-                    None
+                There::Something { .. } => {
+                    renameat_with(CWD, &self.staging, CWD, &self.directory, RenameFlags::EXCHANGE)
+                        .map_err(|error| io(error.into()))?;
                 }
             }
+            sync_parent(&self.directory).map_err(io)
+        })?;
+        let moved_aside = match there {
+            There::Nothing => None,
+            There::Something { worth_keeping: true, .. } => Some(self.move_aside()?),
+            There::Something { worth_keeping: false, .. } => {
+                fs::remove_dir_all(&self.staging).map_err(io)?;
+                None
+            }
         };
-        let parent = self.directory.parent().filter(|parent| !parent.as_os_str().is_empty());
-        File::open(parent.unwrap_or(Path::new("."))).and_then(|parent| parent.sync_all()).map_err(io)?;
+        sync_parent(&self.directory).map_err(io)?;
         Ok(Loaded { moved_aside })
     }
 
@@ -280,12 +292,6 @@ impl Load {
         })?;
         Ok(aside)
     }
-}
-
-fn beside(directory: &Path, suffix: &str) -> PathBuf {
-    let mut name = directory.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{suffix}"));
-    directory.with_file_name(name)
 }
 
 fn write(engine: &dyn Engine, mutations: &[Mutation], revision: Option<Revision>) -> Result<(), Fault> {

@@ -20,7 +20,7 @@ struct Embedded {
 impl Subject for Embedded {
     async fn open(&self, feed: FeedLimits) -> Arc<dyn Store> {
         let directory = TempDir::new().expect("a temporary directory");
-        let store = EmbeddedStore::open(directory.path(), feed).expect("opens");
+        let store = EmbeddedStore::open(&directory.path().join("store"), feed).expect("opens");
         self.directories.lock().expect("no panics").push(directory);
         Arc::new(store)
     }
@@ -29,7 +29,9 @@ impl Subject for Embedded {
         drop(store);
         let directories = self.directories.lock().expect("no panics");
         let directory = directories.last().expect("opened before");
-        Some(Arc::new(EmbeddedStore::open(directory.path(), FeedLimits::default()).expect("opens again")))
+        Some(Arc::new(
+            EmbeddedStore::open(&directory.path().join("store"), FeedLimits::default()).expect("opens again"),
+        ))
     }
 }
 
@@ -53,9 +55,12 @@ async fn acknowledged_commits_survive_kill_9() {
     for after in [1, 40, 300] {
         let me = std::env::current_exe().expect("own path");
         let mut child = Command::new(me);
-        child.args(["--exact", "crash_child", "--ignored", "--nocapture"]).env(CHILD_DIRECTORY, directory.path());
+        child
+            .args(["--exact", "crash_child", "--ignored", "--nocapture"])
+            .env(CHILD_DIRECTORY, directory.path().join("store"));
         let acknowledged = crash::kill_while_writing(&mut child, after);
-        let store = EmbeddedStore::open(directory.path(), FeedLimits::default()).expect("opens after the kill");
+        let store =
+            EmbeddedStore::open(&directory.path().join("store"), FeedLimits::default()).expect("opens after the kill");
         crash::check(&store, &acknowledged).await;
     }
 }

@@ -12,14 +12,16 @@ use ate_store_embedded::{EmbeddedStore, FjallEngine, OpenError};
 use tempfile::TempDir;
 
 const RECORDS: usize = 200;
-const JOURNAL: &str = "records/0.jnl";
+const JOURNAL: &str = "store/records/0.jnl";
+/// What says how far the store got.
+const MARKS: [&str; 2] = ["store/MARK", "store.mark"];
 
 /// With so little memory records reach sorted files, and not only the journal.
 fn open(directory: &Path, memory_bytes: u64) -> Result<EmbeddedStore, OpenError> {
     let opener = move |directory: &Path| -> Result<Box<dyn Engine>, Fault> {
         Ok(Box::new(FjallEngine::open(&directory.join("records"), 1 << 20, memory_bytes)?))
     };
-    EmbeddedStore::open_with(directory, FeedLimits::default(), Box::new(opener))
+    EmbeddedStore::open_with(&directory.join("store"), FeedLimits::default(), Box::new(opener))
 }
 
 fn key(at: usize) -> Key {
@@ -127,12 +129,14 @@ async fn a_torn_commit_is_dropped_and_those_before_it_are_kept() {
         for at in 0..BEFORE {
             store.commit(Change::new().put(key(at), value(at, length))).await.expect("no guards");
         }
-        let mark = fs::read(original.path().join("MARK")).expect("reads");
+        let marks = MARKS.map(|mark| (mark, fs::read(original.path().join(mark)).expect("reads")));
         let acknowledged = used(&fs::read(original.path().join(JOURNAL)).expect("reads"));
         let flying = (BEFORE..30).fold(Change::new(), |change, at| change.put(key(at), value(at, length)));
         store.commit(flying).await.expect("no guards");
         let image = copy(original.path());
-        fs::write(image.path().join("MARK"), mark).expect("writes");
+        for (mark, content) in marks {
+            fs::write(image.path().join(mark), content).expect("writes");
+        }
         let journal = fs::read(image.path().join(JOURNAL)).expect("reads");
         let end = used(&journal);
 

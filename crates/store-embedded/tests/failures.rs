@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use probe::{Failure, Probe};
 
 fn open(directory: &Path) -> Result<EmbeddedStore, OpenError> {
-    EmbeddedStore::open(directory, FeedLimits::default())
+    EmbeddedStore::open(&directory.join("store"), FeedLimits::default())
 }
 
 fn actor(name: &str) -> Key {
@@ -82,7 +82,7 @@ async fn commit(store: Arc<EmbeddedStore>, change: Change) -> Result<(), CommitE
 fn a_newer_or_foreign_format_is_refused() {
     let directory = TempDir::new().expect("a temporary directory");
     drop(open(directory.path()).expect("creates"));
-    let format = directory.path().join("FORMAT");
+    let format = directory.path().join("store/FORMAT");
     assert_eq!(fs::read_to_string(&format).expect("written"), "ate-store 1\n");
     fs::write(&format, "ate-store 2\n").expect("writes");
     assert!(matches!(open(directory.path()), Err(OpenError::TooNew { found: 2, .. })));
@@ -98,7 +98,7 @@ async fn records_that_are_gone_are_missed() {
     let store = open(directory.path()).expect("creates");
     store.commit(put("a")).await.expect("no guards");
     drop(store);
-    fs::remove_dir_all(directory.path().join("records")).expect("removes");
+    fs::remove_dir_all(directory.path().join("store/records")).expect("removes");
     let refused = open(directory.path()).expect_err("an empty store would be a lie");
     let OpenError::Fault { source: Fault::Corrupt { reason }, .. } = refused else { panic!("{refused}") };
     assert!(reason.contains("revision 1 was acknowledged, but only 0 is left"), "{reason}");

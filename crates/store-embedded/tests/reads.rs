@@ -36,7 +36,7 @@ async fn read_all(store: &EmbeddedStore, readers: usize) {
 #[test]
 fn everybody_who_reads_at_once_gets_their_own_record() {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let store = EmbeddedStore::open(directory.path(), FeedLimits::default()).expect("opens");
+    let store = EmbeddedStore::open(&directory.path().join("store"), FeedLimits::default()).expect("opens");
     let runtime = Builder::new_multi_thread().worker_threads(2).build().expect("starts");
     runtime.block_on(async {
         fill(&store).await;
@@ -47,7 +47,7 @@ fn everybody_who_reads_at_once_gets_their_own_record() {
 #[test]
 fn a_runtime_that_ends_in_the_middle_of_a_read_keeps_no_other_from_reading() {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let store = Arc::new(EmbeddedStore::open(directory.path(), FeedLimits::default()).expect("opens"));
+    let store = Arc::new(EmbeddedStore::open(&directory.path().join("store"), FeedLimits::default()).expect("opens"));
     let other = Builder::new_current_thread().enable_time().build().expect("starts");
     other.block_on(fill(&store));
 

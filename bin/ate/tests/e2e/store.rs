@@ -119,7 +119,8 @@ async fn a_store_is_checked_backed_up_and_restored() {
     assert!(actor["generation"].as_u64().expect("a number") > 1 << 40);
     assert_eq!(machine.get(Kind::Worker, WORKER).await, None);
     let kept = names(&machine.path("data"));
-    assert!(kept.len() == 2 && kept[0] == "store" && kept[1].starts_with("store.replaced-"), "{kept:?}");
+    assert!(kept.len() == 3 && kept[..2] == ["store", "store.mark"], "{kept:?}");
+    assert!(kept[2].starts_with("store.replaced-"), "{kept:?}");
 }
 
 /// On one machine, whose disk is all the durable storage there is.
@@ -161,6 +162,74 @@ async fn what_was_saved_after_a_backup_is_there_when_that_is_restored() {
     let left = machine.data().join("node/snapshots").join(key);
     machine.until("nothing is left of it", || async { !left.exists() }).await;
     machine.stop().await;
+}
+
+/// As by somebody who brings the store back from a copy of the file system, and leaves the snapshots as they are.
+#[tokio::test]
+async fn a_store_that_was_put_back_is_refused_and_the_way_out_of_it_keeps_what_was_saved() {
+    let mut machine = ate_testkit::Machine::start(ATE).await;
+    machine.apply_counter(2, "  idle: {}").await;
+    machine.create_atespace("space").await;
+    machine.create_counter("space", "a").await;
+    assert_eq!(machine.count("space", "a").await.memory, 1);
+    machine.suspend("space", "a").await;
+    machine.stop().await;
+    let (store, older) = (machine.data().join("store"), machine.data().join("older"));
+    let copied = Command::new("cp").arg("-a").args([&store, &older]).status().expect("is installed");
+    assert!(copied.success());
+    machine.restart().await;
+    for count in [2, 3] {
+        assert_eq!(machine.count("space", "a").await.memory, count);
+        machine.suspend("space", "a").await;
+    }
+    machine.stop().await;
+    fs::remove_dir_all(&store).expect("removes");
+    fs::rename(&older, &store).expect("renames");
+
+    let text = |path: PathBuf| path.into_os_string().into_string().expect("text");
+    let (data, left, replica) =
+        (text(machine.data()), text(machine.directory().join("left")), text(machine.directory().join("replica")));
+    let (place, runtime) = (text(store), ate_testkit::sandbox_runtimes());
+    let listen = ["--listen", "127.0.0.1:0", "--runtime", &runtime];
+    for verb in [
+        &[&["dev", "--data-dir", &data, "--api-listen", "127.0.0.1:0"][..], &listen].concat()[..],
+        &[&["api", "--data-dir", &replica, "--store", &place][..], &listen].concat(),
+        &["store", "check"],
+        &["store", "backup", &left],
+    ] {
+        let said = machine.cli(verb).await;
+        let refused = |what: &str| assert!(said.code == 1 && said.stderr.contains(what), "{verb:?}: {what}: {said:?}");
+        refused("is not the one that was last used there, at revision ");
+        refused("store.mark says");
+        refused(&format!("ate store backup left.backup --accept-loss --store {place}"));
+        refused(&format!("ate store restore left.backup --replace --store {place}"));
+    }
+    let said = machine.cli(&["store", "backup", &left, "--accept-loss"]).await;
+    assert!(said.code == 0 && said.stderr.contains("was acknowledged, but only"), "{said:?}");
+    machine.ate(&["store", "restore", &left, "--replace"]).await;
+    machine.ate(&["store", "check"]).await;
+    machine.restart().await;
+    let after = machine.count("space", "a").await;
+    assert_eq!((after.memory, after.file), (4, 4), "not what the older store knows of");
+    let history = machine.history("space", "a").await;
+    let caught_up = history.into_iter().find(|entry| entry.event == "CaughtUp").expect("it was behind");
+    assert!(caught_up.detail.contains("was saved after the backup"), "{}", caught_up.detail);
+    machine.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_is_gone_is_not_begun_anew() {
+    let machine = Machine::new().await;
+    fs::remove_dir_all(machine.path("data/store")).expect("removes");
+    let backup = machine.path("none").display().to_string();
+    let (done, _, errors) = machine.ate(&["backup", &backup]);
+    assert!(!done && errors.contains("there is no store in"), "{errors}");
+    let mut serve = Command::new(env!("CARGO_BIN_EXE_ate"));
+    serve.args(["api", "--listen", "127.0.0.1:0", "--runtime", &ate_testkit::sandbox_runtimes(), "--data-dir"]);
+    let Output { status, stderr, .. } = serve.arg(machine.path("data")).output().expect("runs");
+    let errors = String::from_utf8_lossy(&stderr);
+    assert!(!status.success() && errors.contains("there was one, at revision 7"), "{errors}");
+    assert!(errors.contains("restore a backup: ate store restore <FILE>") && errors.contains("store.mark"), "{errors}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -121,7 +121,7 @@ fn opener(engine: &str) -> Opener {
 
 fn phase(phase: &str, engine: &str, home: &Path, actors: usize) {
     let started = Instant::now();
-    let store = EmbeddedStore::open_with(home, FeedLimits::default(), opener(engine)).expect("opens");
+    let store = EmbeddedStore::open_with(&home.join("store"), FeedLimits::default(), opener(engine)).expect("opens");
     let opening = started.elapsed().as_secs_f64() * 1e3;
     let store = Arc::new(store);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");

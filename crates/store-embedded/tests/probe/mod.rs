@@ -33,7 +33,7 @@ impl Probe {
             let engine = FjallEngine::open(&directory.join("records"), 1 << 20, 1 << 20)?;
             Ok(Box::new(Probed { engine, probe: shared.clone() }))
         };
-        let store = EmbeddedStore::open_with(directory, FeedLimits::default(), Box::new(opener));
+        let store = EmbeddedStore::open_with(&directory.join("store"), FeedLimits::default(), Box::new(opener));
         (store.expect("opens"), probe)
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use ate_name::ReplicaId;
 use ate_orders::{NodeEvent, Nodes};
 use ate_store::{Kind, Prefix, Revision, Store};
+use futures::{Stream, StreamExt, stream};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
@@ -19,9 +20,18 @@ const STIRRED: usize = 1024;
 /// A server that stops waits no longer for nodes.
 const STOPPED_WITHIN: Duration = Duration::from_secs(30);
 
+/// Actors that are read at once while everything is loaded. One after the other, thousands of them would take longer than the feed
+/// lasts; more at once than this would only wait for a database's connections, in front of those who are served.
+const LOADED_AT_ONCE: usize = 16;
+
 /// What is kept in memory of the store.
 const FOLLOWED: [Kind; 8] =
     [Kind::Config, Kind::Pool, Kind::Template, Kind::Atespace, Kind::Worker, Kind::Actor, Kind::Replica, Kind::Node];
+
+/// What is read for each, in whatever order it comes.
+pub(crate) fn several_at_once<T, R: Future>(each: Vec<T>, read: impl FnMut(T) -> R) -> impl Stream<Item = R::Output> {
+    stream::iter(each).map(read).buffer_unordered(LOADED_AT_ONCE)
+}
 
 /// Dropped before the server stops it says so, also by a panic.
 struct Kept(Arc<Control>);
@@ -179,5 +189,29 @@ impl Control {
                 "operations are still under way: they are taken up by another replica, or by the next start"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn what_is_loaded_is_read_several_at_once_and_no_more_than_so_many() {
+        let (reading, most) = (Cell::new(0), Cell::new(0));
+        let read = async |number: usize| {
+            reading.set(reading.get() + 1);
+            most.set(most.get().max(reading.get()));
+            // The store takes a while.
+            tokio::task::yield_now().await;
+            reading.set(reading.get() - 1);
+            number
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let read: Vec<_> = runtime.block_on(several_at_once((0..100).collect(), read).collect());
+        assert_eq!(read.len(), 100, "each is read");
+        assert_eq!(most.get(), LOADED_AT_ONCE);
     }
 }

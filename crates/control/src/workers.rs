@@ -8,9 +8,11 @@ use ate_name::{ActorKey, Generation, NodeName, ObjectKey, WorkerUid};
 use ate_orders::{Exit, Identity, NodeEvent, WorkerReport};
 use ate_placement::{Resident, State, Worker};
 use ate_store::{Change, CommitError, Guard, Kind};
+use futures::StreamExt;
 
 use crate::ledger::Note;
 use crate::records::{Assignee, Read, WorkerRecord, encode, worker_key};
+use crate::watch::several_at_once;
 use crate::{Control, ControlError};
 
 impl Control {
@@ -101,19 +103,22 @@ impl Control {
     pub(crate) async fn load_workers(&self) -> Result<(), ControlError> {
         let records = self.all(Kind::Worker).await?;
         let there: BTreeSet<_> = records.iter().filter_map(|record| WorkerUid::parse(record.key.path()).ok()).collect();
-        let mut running = BTreeSet::new();
+        let mut assigned = Vec::new();
         for record in records {
             let Ok(read) = Read::<WorkerRecord>::decode(record) else { continue };
             self.note_worker(&read);
-            if let Some(assignee) = &read.value.assigned {
-                match self.actor(&assignee.key).await {
-                    Ok(read) => {
-                        running.insert(assignee.key.clone());
-                        self.note_actor(&assignee.key, Some(&read.value));
-                    }
-                    Err(error) if error.is_store_away() => return Err(error),
-                    Err(_) => {}
+            assigned.extend(read.value.assigned.map(|assignee| assignee.key));
+        }
+        let mut running = BTreeSet::new();
+        let mut actors = std::pin::pin!(several_at_once(assigned, async |key| (self.actor(&key).await, key)));
+        while let Some((read, key)) = actors.next().await {
+            match read {
+                Ok(read) => {
+                    self.note_actor(&key, Some(&read.value));
+                    running.insert(key);
                 }
+                Err(error) if error.is_store_away() => return Err(error),
+                Err(_) => {}
             }
         }
         self.assignments.keep_only(&running);

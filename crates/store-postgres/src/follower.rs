@@ -159,7 +159,7 @@ impl Follower {
 }
 
 /// A row of the log; without an event if the commit changed nothing that this program knows.
-fn read_entry(row: &Row) -> Result<(Entry, Option<Event>), Fault> {
+pub(crate) fn read_entry(row: &Row) -> Result<(Entry, Option<Event>), Fault> {
     let entry = Entry { revision: Revision(unsigned(row, 0)?), entered: column(row, 5)? };
     let revision = entry.revision;
     if revision == Revision::ZERO {

@@ -179,6 +179,8 @@ pub(crate) struct Statements {
     pub(crate) head: String,
     /// The log between two revisions.
     pub(crate) follow: String,
+    /// The same for whoever takes it all at once: no more at a time than memory has room for.
+    pub(crate) past: String,
     /// When a revision was entered into the log.
     pub(crate) entered: String,
     /// Removes the oldest rows of the log that are past a bound.
@@ -262,6 +264,15 @@ impl Statements {
                 "SELECT revision, kinds, paths, versions, contents, committed_at FROM {schema}.log
                 WHERE revision > $1 AND revision <= $2 ORDER BY revision LIMIT $3",
             ),
+            past: with_schema(&format!(
+                "SELECT revision, kinds, paths, versions, contents, committed_at FROM (
+                    SELECT *, coalesce(sum(pg_column_size(contents)) OVER (
+                        ORDER BY revision ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
+                    FROM (
+                        SELECT * FROM {{schema}}.log WHERE revision > $1 AND revision <= $2 ORDER BY revision LIMIT $3
+                    ) AS next
+                ) AS bounded WHERE before < {MAX_PAGE_BYTES} ORDER BY revision"
+            )),
             entered: with_schema("SELECT committed_at FROM {schema}.log WHERE revision = $1"),
             // From the old end up to one revision: replicas that do this at once lock the rows in the same order, and the
             // second finds nothing left to do.

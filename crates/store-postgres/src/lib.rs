@@ -33,6 +33,7 @@ mod error;
 mod follower;
 mod layout;
 mod mark;
+mod past;
 mod reads;
 mod relay;
 mod session;
@@ -65,6 +66,7 @@ pub use whole::{LoadError, contents, load};
 use error::{Trouble, column, signed, unsigned};
 use layout::{KNOWN_LAYOUT, Statements};
 use mark::Mark;
+use past::Past;
 use reads::Reads;
 use relay::Relay;
 use session::{Connector, check_server, deaf};
@@ -355,8 +357,7 @@ impl Store for PostgresStore {
         self.reads.list(&self.shared.statements, prefix, after, limit).await
     }
 
-    /// From revisions that this replica's feed still holds, though the log may reach further back: a watcher that was away
-    /// for that long lists again, which every watcher can.
+    /// From any revision after which all is in this replica's feed, or else in the log.
     async fn watch(&self, prefixes: &[Prefix], after: Revision) -> Result<Watch, WatchError> {
         let current = self.revision().await?;
         // Otherwise it would depend on the follower's haste what is refused and what is shown.
@@ -364,7 +365,12 @@ impl Store for PostgresStore {
             self.shared.news.notify_one();
             self.shared.relay.reach(current, self.shared.settings.patience).await?;
         }
-        self.shared.relay.feed().watch(prefixes, after, current)
+        match self.shared.relay.feed().watch(prefixes, after, current) {
+            Err(refused @ WatchError::Compacted { .. }) => {
+                Past::watch(self.shared.clone(), self.reads.clone(), prefixes, after, refused).await
+            }
+            other => other,
+        }
     }
 
     async fn revision(&self) -> Result<Revision, Fault> {

@@ -6,12 +6,15 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use crate::Settings;
-use crate::error::{Trouble, column, corrupt, unsigned};
+use crate::error::{Trouble, column, corrupt, signed, unsigned};
 use crate::layout::Statements;
 use crate::session::{CONNECT, Connector, Pause};
 
+/// Commits of the log that are asked for at once: many for one exchange, few enough not to hold up other reads.
+const LOG_BATCH: u64 = 500;
+
 /// Reads go to the server that takes writes: only that one has every commit that was acknowledged.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Reads {
     pool: Pool,
     patience: std::time::Duration,
@@ -84,6 +87,16 @@ impl Reads {
         let rows = self.query(&statements.head, &[]).await?;
         let head = rows.first().ok_or_else(|| corrupt("an empty head"))?;
         Ok(Revision(unsigned(head, 1)?))
+    }
+
+    /// The next commits of the log after one revision, up to another; none if there are none, or they are no longer kept.
+    pub(crate) async fn log(
+        &self,
+        statements: &Statements,
+        after: Revision,
+        upto: Revision,
+    ) -> Result<Vec<Row>, Fault> {
+        self.query(&statements.past, &[&signed(after.0), &signed(upto.0), &signed(LOG_BATCH)]).await
     }
 
     /// Asks again over another connection while that may help and patience lasts: a read can be repeated.

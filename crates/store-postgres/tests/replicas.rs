@@ -3,8 +3,8 @@
 mod common;
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use ate_store::conformance::Subject;
@@ -12,11 +12,11 @@ use ate_store::{
     Change, CommitError, Committed, Fault, FeedLimits, Key, Kind, LostTail, Page, Prefix, Record, Revision, Store,
     Watch, WatchError,
 };
-use ate_store_postgres::{ConnectError, PostgresStore, Settings, contents};
+use ate_store_postgres::{ConnectError, PostgresStore, Schema, Settings, contents};
 use futures::StreamExt;
 use futures::future::join_all;
 
-use common::{connect, new_schema, server, settings};
+use common::{connect, forget_the_log, new_schema, server, settings};
 
 /// Two replicas behind one face: each call goes to the other one than the call before.
 #[derive(Debug)]
@@ -54,12 +54,17 @@ impl Store for Pair {
     }
 }
 
-struct Pairs;
+#[derive(Default)]
+struct Pairs {
+    schema: Mutex<Option<Schema>>,
+}
 
 #[async_trait]
 impl Subject for Pairs {
     async fn open(&self, feed: FeedLimits) -> Arc<dyn Store> {
-        let settings = Settings { feed, ..settings(server(), &new_schema()) };
+        let schema = new_schema();
+        let settings = Settings { feed, ..settings(server(), &schema) };
+        *self.schema.lock().expect("no panics") = Some(schema);
         let replicas = [connect(settings.clone()).await, connect(settings).await];
         Arc::new(Pair { replicas, calls: AtomicUsize::new(0) })
     }
@@ -67,11 +72,16 @@ impl Subject for Pairs {
     async fn reopen(&self, _store: Arc<dyn Store>) -> Option<Arc<dyn Store>> {
         None
     }
+
+    async fn forget(&self, store: &dyn Store) {
+        let schema = self.schema.lock().expect("no panics").clone().expect("opened before");
+        forget_the_log(store, &schema, 2).await;
+    }
 }
 
 // All promises of the port but what is about one process: what it shows when it is opened again or closed, and how fast its feed
 // forgets, as another replica's is a moment behind.
-ate_store::conformance_tests! { Pairs;
+ate_store::conformance_tests! { Pairs::default();
     a_record_counts_its_writes_and_names_its_commit
     a_record_created_again_starts_at_version_one
     each_guard_refuses_exactly_what_it_names

@@ -251,6 +251,15 @@ pub struct Event {
     pub mutations: Vec<Mutation>,
 }
 
+impl Event {
+    /// What somebody sees of it who watches only these prefixes, if anything.
+    pub fn below(&self, prefixes: &[Prefix]) -> Option<Self> {
+        let watched = |mutation: &&Mutation| prefixes.iter().any(|prefix| prefix.contains(mutation.key()));
+        let mutations: Vec<_> = self.mutations.iter().filter(watched).cloned().collect();
+        (!mutations.is_empty()).then_some(Self { revision: self.revision, mutations })
+    }
+}
+
 /// The state a change is judged against.
 pub trait View {
     fn record(&self, key: &Key) -> Result<Option<Record>, Fault>;

@@ -191,11 +191,7 @@ impl Cursor {
     fn take(&mut self, events: &[Arc<Event>]) {
         for event in events {
             self.seen = event.revision;
-            let watched = |mutation: &&Mutation| self.prefixes.iter().any(|prefix| prefix.contains(mutation.key()));
-            let mutations: Vec<_> = event.mutations.iter().filter(watched).cloned().collect();
-            if !mutations.is_empty() {
-                self.ready.push_back(Event { revision: event.revision, mutations });
-            }
+            self.ready.extend(event.below(&self.prefixes));
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use ate_store::{Revision, Store};
 use ate_store_postgres::{PostgresStore, Schema, Settings};
 use ate_testkit_postgres::Server;
 
@@ -25,4 +26,14 @@ pub(crate) fn settings(server: &Server, schema: &Schema) -> Settings {
 
 pub(crate) async fn connect(settings: Settings) -> PostgresStore {
     PostgresStore::connect(settings).await.expect("connects")
+}
+
+/// Removes the log when every replica has seen it: `replicas` calls go to all of them in turn.
+#[allow(dead_code, reason = "not every file of tests has a use for it")]
+pub(crate) async fn forget_the_log(store: &dyn Store, schema: &Schema, replicas: usize) {
+    let current: Revision = store.revision().await.expect("reads");
+    for _ in 0..replicas {
+        drop(store.watch(&[], current).await.expect("waits until it has seen that"));
+    }
+    server().sql(&format!("DELETE FROM {schema}.log"));
 }

@@ -32,6 +32,9 @@ pub trait Subject: Send + Sync {
 
     /// Closes the store and opens it again from what it kept; `None` if it keeps nothing.
     async fn reopen(&self, store: Arc<dyn Store>) -> Option<Arc<dyn Store>>;
+
+    /// Forgets commits that the feed no longer holds, where an adapter keeps them elsewhere.
+    async fn forget(&self, _store: &dyn Store) {}
 }
 
 /// Makes one test per promise. The expression gives a fresh [`Subject`] each time.

@@ -169,6 +169,7 @@ pub async fn what_was_committed_is_there_after_reopening(subject: &dyn Subject) 
     assert_eq!(get(&*store, "a").await, Some(kept.clone()));
     assert_eq!(get(&*store, "b").await, None);
     assert_eq!(store.revision().await, Ok(Revision(4)));
+    subject.forget(&*store).await;
     let refused = store.watch(&[actors()], Revision(3)).await.err();
     assert_eq!(refused, Some(WatchError::Compacted { after: Revision(3), floor: Revision(4) }));
     drop(store.watch(&[actors()], Revision(4)).await.expect("nothing has happened since"));

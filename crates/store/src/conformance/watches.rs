@@ -107,6 +107,7 @@ pub async fn a_watch_from_too_long_ago_is_refused(subject: &dyn Subject) {
     for at in 1..=5 {
         put(&*store, "a", &at.to_string()).await;
     }
+    subject.forget(&*store).await;
     let refused = store.watch(&[actors()], Revision(1)).await.err();
     assert_eq!(refused, Some(WatchError::Compacted { after: Revision(1), floor: Revision(2) }));
     let mut oldest = store.watch(&[actors()], Revision(2)).await.expect("still kept");
@@ -116,6 +117,7 @@ pub async fn a_watch_from_too_long_ago_is_refused(subject: &dyn Subject) {
     for _ in 1..=5 {
         put(&*store, "a", &"x".repeat(1000)).await;
     }
+    subject.forget(&*store).await;
     let refused = store.watch(&[actors()], Revision(1)).await.err();
     assert!(matches!(refused, Some(WatchError::Compacted { .. })), "bytes bound the feed too: {refused:?}");
 }

@@ -103,7 +103,8 @@ impl Follower {
     async fn catch_up(&self) -> Result<(), Trouble> {
         loop {
             let seen = self.shared.seen();
-            let head = within(EXCHANGE, self.client.query_one(&self.head, &[])).await?;
+            let head = within(EXCHANGE, self.client.query_opt(&self.head, &[])).await?;
+            let head = head.ok_or_else(|| Trouble::Wrong(corrupt("an empty head")))?;
             let head = self.shared.check_head(&head, seen)?;
             self.shared.saw(head);
             if self.shared.relay.seen() >= head {

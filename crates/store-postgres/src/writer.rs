@@ -105,7 +105,8 @@ impl Writer {
         let seen = self.shared.seen();
         let answers = within(EXCHANGE, session.begin(&question)).await.map_err(Failure::Before)?;
         let wrong = |fault| Failure::Before(Trouble::Wrong(fault));
-        let start = self.shared.check_head(&answers.head, seen).map_err(Failure::Before)?;
+        let head = answers.head.as_ref().ok_or_else(|| Failure::Before(Trouble::Wrong(corrupt("an empty head"))))?;
+        let start = self.shared.check_head(head, seen).map_err(Failure::Before)?;
         let mut overlay = question.answered(&answers).map_err(wrong)?;
         let changes = group.iter().map(|request| &request.change);
         let done = Group::judge(&mut overlay, changes, start).map_err(wrong)?;
@@ -171,7 +172,7 @@ struct Question {
 }
 
 struct Answers {
-    head: Row,
+    head: Option<Row>,
     found: Vec<Row>,
     vacant: Vec<Row>,
 }
@@ -255,7 +256,7 @@ impl Session {
         };
         let (_, head, found, vacant) = try_join4(
             self.client.batch_execute("BEGIN"),
-            self.client.query_one(&self.lock, &[]),
+            self.client.query_opt(&self.lock, &[]),
             self.client.query(&self.find, &[&kinds, &paths]),
             vacant,
         )

@@ -198,6 +198,59 @@ async fn a_database_that_went_back_and_was_gone_on_with_is_not_believed() {
     assert_eq!(next.commit(put("e")).await.expect("nothing speaks against it").revision, Revision(5));
 }
 
+/// By somebody with the rights to do so: it is nothing that waiting would mend.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tables_that_are_gone_or_hold_what_was_never_written_are_corrupt() {
+    let corrupt = |outcome: Result<(), Fault>, what: &str| match outcome {
+        Err(Fault::Corrupt { reason }) => reason,
+        other => panic!("{what}: not corrupt: {other:?}"),
+    };
+    let fault = |outcome: Result<ate_store::Committed, CommitError>| match outcome {
+        Err(CommitError::Fault(fault)) => Err(fault),
+        other => panic!("no fault: {other:?}"),
+    };
+    for table in ["head", "records", "log"] {
+        let schema = new_schema();
+        let store = connect(settings(server(), &schema)).await;
+        store.commit(put("a")).await.expect("works");
+        server().sql(&format!("DROP TABLE {schema}.{table}"));
+        let reason = corrupt(fault(store.commit(put("b")).await), table);
+        assert!(reason.contains(table), "{table}: {reason}");
+        let (a, all) = (key(Kind::Actor, "a"), Prefix::all(Kind::Actor));
+        let (read, listed, at) = (
+            store.get(&a).await.map(drop),
+            store.list(&all, None, 10).await.map(drop),
+            store.revision().await.map(drop),
+        );
+        match table {
+            "head" => {
+                read.expect("it is there");
+                corrupt(listed, table);
+                corrupt(at, table);
+            }
+            "records" => {
+                corrupt(read, table);
+                corrupt(listed, table);
+            }
+            _ => {
+                read.expect("it is there");
+                listed.expect("they are there");
+            }
+        }
+    }
+    let schema = new_schema();
+    let store = connect(settings(server(), &schema)).await;
+    store.commit(put("a")).await.expect("works");
+    server().sql(&format!("UPDATE {schema}.records SET version = -1"));
+    corrupt(store.get(&key(Kind::Actor, "a")).await.map(drop), "a version");
+    corrupt(fault(store.commit(put("a")).await), "a version");
+    server().sql(&format!("UPDATE {schema}.records SET version = 1, path = 'a//b'"));
+    corrupt(store.list(&Prefix::all(Kind::Actor), None, 10).await.map(drop), "a path");
+    server().sql(&format!("DELETE FROM {schema}.head"));
+    corrupt(store.revision().await.map(drop), "an empty head");
+    corrupt(fault(store.commit(put("b")).await), "an empty head");
+}
+
 /// Commits until told to stop; what became of each: committed, refused, or nobody knows.
 async fn load(store: Arc<PostgresStore>, writer: String, stop: Arc<AtomicBool>) -> Vec<(String, Option<bool>)> {
     let mut outcomes = Vec::new();

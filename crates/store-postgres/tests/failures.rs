@@ -3,6 +3,9 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -13,6 +16,8 @@ use ate_store::{Change, CommitError, Fault, Guard, Key, Kind, MAX_PAGE_RECORDS, 
 use ate_store_postgres::{Address, ConnectError, PostgresStore, Settings};
 use ate_testkit_postgres::{PASSWORD, Server};
 use futures::StreamExt;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
@@ -74,6 +79,8 @@ struct Proxy {
     /// So many more sessions are cut when they say this.
     cuts: Arc<AtomicUsize>,
     passes: watch::Sender<bool>,
+    /// Nothing arrives any more, and nobody is told.
+    swallows: Arc<AtomicBool>,
     _accepting: AbortOnDropHandle<()>,
 }
 
@@ -85,17 +92,17 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("listens");
         let own = listener.local_addr().expect("it has one").port();
         let cuts = Arc::new(AtomicUsize::new(0));
-        let passes = watch::Sender::new(true);
+        let (passes, swallows) = (watch::Sender::new(true), Arc::new(AtomicBool::new(false)));
         let accepting = tokio::spawn({
-            let (cuts, passes) = (cuts.clone(), passes.subscribe());
+            let (cuts, passes, swallows) = (cuts.clone(), passes.subscribe(), swallows.clone());
             async move {
                 while let Ok((client, _)) = listener.accept().await {
-                    let (cuts, mut passes) = (cuts.clone(), passes.clone());
+                    let (cuts, mut passes, swallows) = (cuts.clone(), passes.clone(), swallows.clone());
                     tokio::spawn(async move {
                         if *passes.borrow() {
                             let server = TcpStream::connect(("127.0.0.1", port)).await.expect("the server is there");
                             tokio::select! {
-                                () = Self::pass(client, server, cuts) => {}
+                                () = Self::pass(client, server, cuts, swallows) => {}
                                 _ = passes.wait_for(|passes| !passes) => {}
                             }
                         }
@@ -103,7 +110,7 @@ impl Proxy {
                 }
             }
         });
-        Self { port: own, cuts, passes, _accepting: AbortOnDropHandle::new(accepting) }
+        Self { port: own, cuts, passes, swallows, _accepting: AbortOnDropHandle::new(accepting) }
     }
 
     /// The server's address by this way, for sessions of this name.
@@ -121,12 +128,15 @@ impl Proxy {
         self.passes.send_replace(true);
     }
 
-    async fn pass(mut client: TcpStream, mut server: TcpStream, cuts: Arc<AtomicUsize>) {
+    async fn pass(mut client: TcpStream, mut server: TcpStream, cuts: Arc<AtomicUsize>, swallows: Arc<AtomicBool>) {
         let (mut asked, mut answered) = (vec![0; 1 << 16], vec![0; 1 << 16]);
         loop {
             tokio::select! {
                 read = client.read(&mut asked) => {
                     let Ok(length @ 1..) = read else { return };
+                    if swallows.load(Ordering::Relaxed) {
+                        return std::future::pending().await;
+                    }
                     let asks = String::from_utf8_lossy(&asked[..length]).contains(Self::FIRST_QUESTION);
                     let cut = |left: usize| left.checked_sub(1);
                     if asks && cuts.fetch_update(Ordering::Relaxed, Ordering::Relaxed, cut).is_ok() {
@@ -138,6 +148,9 @@ impl Proxy {
                 }
                 read = server.read(&mut answered) => {
                     let Ok(length @ 1..) = read else { return };
+                    if swallows.load(Ordering::Relaxed) {
+                        return std::future::pending().await;
+                    }
                     if client.write_all(&answered[..length]).await.is_err() {
                         return;
                     }
@@ -198,6 +211,34 @@ async fn a_database_that_went_back_and_was_gone_on_with_is_not_believed() {
     assert_eq!(next.commit(put("e")).await.expect("nothing speaks against it").revision, Revision(5));
 }
 
+/// Neither an end nor a refusal is seen of it, as behind a firewall that forgets. What was asked comes to an end all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_network_that_swallows_everything_is_unavailable_and_then_there_again() {
+    let server = Server::default();
+    let proxy = Proxy::before(server.port()).await;
+    let patience = Duration::from_secs(1);
+    let store = connect(Settings { patience, ..Settings::new(proxy.address(&server, "proxied")) }).await;
+    store.commit(put("before")).await.expect("works");
+    let mut watch = store.watch(&[Prefix::all(Kind::Actor)], Revision::ZERO).await.expect("starts");
+    proxy.swallows.store(true, Ordering::Relaxed);
+    let lost = key(Kind::Actor, "lost");
+    let (committed, read) = tokio::join!(store.commit(put("lost")), store.get(&lost));
+    unavailable(committed);
+    assert!(matches!(read, Err(Fault::Unavailable { .. })), "{read:?}");
+    // Nor is a new session answered.
+    unavailable(store.commit(put("lost")).await);
+    proxy.swallows.store(false, Ordering::Relaxed);
+    let until = std::time::Instant::now() + Duration::from_secs(120);
+    while let Err(error) = store.commit(put("after")).await {
+        assert!(std::time::Instant::now() < until, "the way is free: {error}");
+    }
+    assert_eq!(store.get(&lost).await, Ok(None), "it never arrived");
+    for name in ["before", "after"] {
+        let event = watch.next().await.expect("open").expect("nothing missed");
+        assert_eq!(event.mutations[0].key(), &key(Kind::Actor, name));
+    }
+}
+
 /// By somebody with the rights to do so: it is nothing that waiting would mend.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tables_that_are_gone_or_hold_what_was_never_written_are_corrupt() {
@@ -249,6 +290,62 @@ async fn tables_that_are_gone_or_hold_what_was_never_written_are_corrupt() {
     server().sql(&format!("DELETE FROM {schema}.head"));
     corrupt(store.revision().await.map(drop), "an empty head");
     corrupt(fault(store.commit(put("b")).await), "an empty head");
+}
+
+/// On a disk of its own, with room for no more than it holds.
+#[test]
+fn a_full_disk_is_unavailable_loses_nothing_and_heals() {
+    if !nix::unistd::geteuid().is_root() {
+        // Past what is captured of a test that passes.
+        let told = b"skipped: a_full_disk_is_unavailable_loses_nothing_and_heals: mounting needs root\n";
+        return drop(std::io::stderr().write_all(told));
+    }
+    let directory = tempfile::TempDir::new().expect("a temporary directory");
+    let disk = directory.path().to_owned();
+    // Mounts belong to a namespace of one thread and of what it starts, the server among it: they go with them however they end.
+    let thread = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace");
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("stays in this namespace");
+        mount(Some("small"), &disk, Some("tmpfs"), MsFlags::empty(), Some("size=8m,mode=777")).expect("mounts");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(fill_and_heal(&disk));
+    });
+    thread.join().expect("the work succeeds");
+}
+
+async fn fill_and_heal(disk: &Path) {
+    let server = Server::default();
+    let space = disk.join("space");
+    std::fs::create_dir(&space).expect("creates");
+    // PostgreSQL does not run as root, and wants it to be its own.
+    let owner = std::fs::metadata(server.sql("SHOW data_directory")).expect("it is there").uid();
+    std::os::unix::fs::chown(&space, Some(owner), None).expect("root may give it away");
+    server.sql(&format!("CREATE TABLESPACE small LOCATION '{}'", space.display()));
+    let schema = new_schema();
+    let store = connect(settings(&server, &schema)).await;
+    server.sql(&format!("ALTER TABLE {schema}.records SET TABLESPACE small"));
+    let ballast = disk.join("ballast");
+    std::fs::write(&ballast, vec![0; 5 << 20]).expect("fits");
+    // What cannot be compressed.
+    let value = |at: u64| {
+        let words = (0..25_000_u64).map(|word| (at << 32 | word).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23));
+        words.flat_map(u64::to_le_bytes).collect::<Vec<_>>()
+    };
+    let put = |at: u64| Change::new().put(key(Kind::Actor, &at.to_string()), value(at));
+    let mut acknowledged = 0;
+    let reason = loop {
+        match store.commit(put(acknowledged)).await {
+            Ok(_) => acknowledged += 1,
+            outcome => break unavailable(outcome),
+        }
+        assert!(acknowledged < 100, "there is no room for that");
+    };
+    assert!(reason.contains("No space left on device"), "{reason}");
+    assert_eq!(names(&store, Kind::Actor).await.len() as u64, acknowledged, "reads go on, and half a commit is none");
+    std::fs::remove_file(&ballast).expect("removes");
+    store.commit(put(acknowledged)).await.expect("there is room again");
+    assert_eq!(store.revision().await, Ok(Revision(acknowledged + 1)));
 }
 
 /// Commits until told to stop; what became of each: committed, refused, or nobody knows.

@@ -34,12 +34,12 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::faults::{Faults, Site};
 use crate::resources::Resources;
-use crate::traffic::Traffic;
+pub use crate::traffic::Traffic;
 
 /// More than can run at once, so that they are put to sleep and woken all the time.
 const ACTORS: usize = 8;
 const WORKERS: u32 = 4;
-const ATESPACE: &str = "chaos";
+pub const ATESPACE: &str = "chaos";
 
 /// In so much time every kind of fault has its turn.
 const EVERYTHING_WITHIN: Duration = Duration::from_secs(600);
@@ -171,7 +171,8 @@ async fn without_panic<T>(ordeal: impl Future<Output = anyhow::Result<T>>) -> an
     })
 }
 
-fn actors() -> impl Iterator<Item = String> {
+/// Those who count, in [`ATESPACE`].
+pub fn actors() -> impl Iterator<Item = String> {
     (0..ACTORS).map(|index| format!("c{index}"))
 }
 

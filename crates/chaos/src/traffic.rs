@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
+use anyhow::{Context, ensure};
 use ate_testkit::{Client, Cluster, Reply};
-use ate_witness::{Asks, Line, Seen, Told, What, covers};
+use ate_witness::{Asks, Examined, Line, Seen, Told, What, covers};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -31,7 +32,7 @@ const REQUESTS: std::ops::Range<Duration> = Duration::from_millis(100)..Duration
 const SUSPENDS: std::ops::Range<Duration> = Duration::from_millis(300)..Duration::from_millis(2000);
 
 #[derive(Debug)]
-pub(crate) struct Traffic {
+pub struct Traffic {
     /// The sockets of the replicas, of which any will do.
     apis: Vec<PathBuf>,
     router: u16,
@@ -44,7 +45,7 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    pub(crate) fn new(cluster: &Cluster) -> Self {
+    pub fn new(cluster: &Cluster) -> Self {
         Self {
             apis: cluster.running("api").iter().map(|api| cluster.data(api).join("api.sock")).collect(),
             router: cluster.router_port(0),
@@ -64,11 +65,33 @@ impl Traffic {
         self.seen.lock().clone()
     }
 
-    pub(crate) fn wrong(&self) -> Vec<String> {
-        self.wrong.lock().clone()
+    /// Whether one activation at a time, each on an acknowledged snapshot, explains all that was seen. Nobody may be waiting for
+    /// an answer: what was asked is only noted with it.
+    pub fn explained(&self) -> anyhow::Result<Examined> {
+        let examined = ate_witness::examine(&self.seen()).context("what clients saw cannot be explained")?;
+        let wrong = self.wrong.lock();
+        ensure!(wrong.is_empty(), "what clients got cannot be:\n  {}", wrong.join("\n  "));
+        Ok(examined)
     }
 
-    fn now(&self) -> u64 {
+    /// How many suspends were acknowledged, and are to be explained.
+    pub fn suspends(&self) -> usize {
+        self.seen.lock().iter().filter(|seen| matches!(seen.what, What::Suspended { .. })).count()
+    }
+
+    /// Those who have not answered any request that was sent since.
+    pub fn unanswered_since(&self, then: u64) -> Vec<String> {
+        let seen = self.seen.lock();
+        let answered: BTreeSet<&str> = seen
+            .iter()
+            .filter(|seen| seen.begun >= then && matches!(seen.what, What::Answered { .. }))
+            .map(|seen| seen.actor.as_str())
+            .collect();
+        crate::actors().filter(|actor| !answered.contains(actor.as_str())).collect()
+    }
+
+    /// The time of what is seen.
+    pub fn now(&self) -> u64 {
         u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
@@ -78,7 +101,7 @@ impl Traffic {
     }
 
     /// Sends until it is told to stop, then waits for every answer.
-    pub(crate) async fn run(self: Arc<Self>, seed: u64, stop: CancellationToken) {
+    pub async fn run(self: Arc<Self>, seed: u64, stop: CancellationToken) {
         let tasks = TaskTracker::new();
         for (index, actor) in crate::actors().enumerate() {
             let mut dice = StdRng::seed_from_u64(seed ^ (index as u64 + 1));
@@ -107,7 +130,7 @@ impl Traffic {
     }
 
     /// One count; `None` if there was no answer.
-    pub(crate) async fn count(&self, actor: &str) -> Option<Reply> {
+    pub async fn count(&self, actor: &str) -> Option<Reply> {
         let begun = self.now();
         let wrong = |what: String| self.wrong.lock().push(format!("{actor}, asked at {begun}: {what}"));
         let reply = match tokio::time::timeout(ANSWER_WITHIN, post(self.router, actor)).await {

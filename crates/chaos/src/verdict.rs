@@ -41,10 +41,7 @@ pub(crate) async fn judge(
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
-    let seen = [seen, &traffic.seen()[seen.len()..]].concat();
-    let examined = ate_witness::examine(&seen).context("what clients saw cannot be explained")?;
-    let wrong = traffic.wrong();
-    ensure!(wrong.is_empty(), "what clients got cannot be:\n  {}", wrong.join("\n  "));
+    let examined = traffic.explained()?;
 
     // Nobody needs a worker when everybody sleeps, and nothing is under way.
     let api = site.cluster.running("api").first().context("a replica runs")?.clone();

@@ -15,6 +15,10 @@ use rustix::process::Signal;
 /// A node's disk: room for images and snapshots, small enough to be filled in a moment.
 pub(crate) const DISK_BYTES: u64 = 1 << 30;
 
+/// So long, in milliseconds, a fault lasts at most.
+const LONGEST_MILLIS: u64 = 20_000;
+pub(crate) const LONGEST: Duration = Duration::from_millis(LONGEST_MILLIS);
+
 /// What faults are inflicted on.
 pub(crate) struct Site {
     pub(crate) cluster: Cluster,
@@ -148,7 +152,7 @@ impl Faults {
         match fault {
             Fault::KillApi => self.kill(site, "api", 0..3000).await,
             Fault::KillNode => self.kill(site, "node", 0..3000).await,
-            Fault::LoseNode => self.kill(site, "node", 17_000..20_000).await,
+            Fault::LoseNode => self.kill(site, "node", 17_000..LONGEST_MILLIS).await,
             Fault::KillRouter => self.kill(site, "router", 0..1000).await,
             Fault::StopApi => {
                 let name = self.one_of(&site.cluster.running("api"));
@@ -158,7 +162,7 @@ impl Faults {
             Fault::StopNode => {
                 let name = self.one_of(&site.cluster.running("node"));
                 let pid = site.cluster.pid(&name);
-                self.stand_still(&name, pid, 5000..20_000).await;
+                self.stand_still(&name, pid, 5000..LONGEST_MILLIS).await;
             }
             Fault::CutNode => {
                 let name = self.one_of(&site.cluster.running("node"));
@@ -166,7 +170,7 @@ impl Faults {
                     *[(true, true), (true, false), (false, true)].choose(&mut self.dice).expect("not empty");
                 self.tell(&format!("{name} is cut off (to it: {to}, from it: {from})"));
                 site.cluster.cut(&name, to, from);
-                self.wait(3000..20_000).await;
+                self.wait(3000..LONGEST_MILLIS).await;
                 site.cluster.cut(&name, false, false);
                 self.tell(&format!("{name} is reached again"));
             }
@@ -180,7 +184,7 @@ impl Faults {
                 self.tell("the database crashes");
                 site.cluster.postgres().crash();
                 // Now and then for longer than a node's lease.
-                let away = if self.dice.random_bool(0.3) { 12_000..20_000 } else { 500..4000 };
+                let away = if self.dice.random_bool(0.3) { 12_000..LONGEST_MILLIS } else { 500..4000 };
                 self.wait(away).await;
                 site.cluster.postgres().resume();
                 self.tell("the database is back");

@@ -35,6 +35,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::faults::{Faults, Site};
 use crate::resources::Resources;
 pub use crate::traffic::Traffic;
+use crate::verdict::Verdict;
 
 /// More than can run at once, so that they are put to sleep and woken all the time.
 const ACTORS: usize = 8;
@@ -60,6 +61,8 @@ pub struct Report {
     /// Places where a process was to end, and has.
     pub failpoints: BTreeSet<&'static str>,
     pub examined: Examined,
+    /// Who had to be asked for the longest time until there was an answer, and how long that was.
+    pub unanswered: (String, Duration),
     /// Suspends that were asked for and not acknowledged: nothing was promised for them.
     pub refused_suspends: usize,
 }
@@ -69,6 +72,8 @@ impl fmt::Display for Report {
         let Examined { actors, answers, unanswered, suspends, generations } = self.examined;
         writeln!(f, "{actors} actors: {answers} counts answered, {unanswered} not, over {generations} generations")?;
         writeln!(f, "{suspends} suspends acknowledged as durable, {} not", self.refused_suspends)?;
+        let (actor, unanswered) = &self.unanswered;
+        writeln!(f, "unanswered for the longest time: {actor}, for {:.1} s", unanswered.as_secs_f64())?;
         let faults: Vec<String> = self.faults.iter().map(|(name, count)| format!("{name} {count}")).collect();
         writeln!(f, "faults: {}", faults.join(", "))?;
         let reached: Vec<&str> = self.failpoints.iter().copied().collect();
@@ -103,9 +108,9 @@ pub async fn run(plan: &Plan) -> anyhow::Result<Report> {
     let traffic = Arc::new(Traffic::new(&site.cluster));
     let mut faults = Faults::new(StdRng::seed_from_u64(plan.seed));
     match without_panic(ordeal(plan, &mut site, &mut faults, &traffic)).await {
-        Ok(examined) => {
+        Ok(Verdict { examined, unanswered }) => {
             let (refused_suspends, failpoints) = (traffic.refused_suspends(), faults.reached);
-            Ok(Report { faults: faults.counts, failpoints, examined, refused_suspends })
+            Ok(Report { faults: faults.counts, failpoints, examined, unanswered, refused_suspends })
         }
         Err(error) => {
             let kept = match keep(&plan.evidence, &site.cluster, &traffic.seen(), faults.told()) {
@@ -120,7 +125,7 @@ pub async fn run(plan: &Plan) -> anyhow::Result<Report> {
 }
 
 /// Traffic and faults, for as long as is planned; then the verdict.
-async fn ordeal(plan: &Plan, site: &mut Site, faults: &mut Faults, traffic: &Arc<Traffic>) -> anyhow::Result<Examined> {
+async fn ordeal(plan: &Plan, site: &mut Site, faults: &mut Faults, traffic: &Arc<Traffic>) -> anyhow::Result<Verdict> {
     let api = site.cluster.running("api").first().context("a replica runs")?.clone();
     let before = at_rest(site, &site.cluster.client(&api, 0).await, traffic).await?;
     let stop = CancellationToken::new();
@@ -137,10 +142,10 @@ async fn ordeal(plan: &Plan, site: &mut Site, faults: &mut Faults, traffic: &Arc
     stop.cancel();
     running.await?;
     inflicted?;
-    let examined = verdict::judge(site, traffic, &traffic.seen(), &before).await?;
+    let verdict = verdict::judge(site, traffic, &traffic.seen(), &before, plan.length).await?;
     let never = faults.never();
     ensure!(plan.length < EVERYTHING_WITHIN || never.is_empty(), "never inflicted: {}", never.join(", "));
-    Ok(examined)
+    Ok(verdict)
 }
 
 /// What everything holds once everybody has been awake, and sleeps, and what is made ahead is made.

@@ -8,7 +8,7 @@ use anyhow::{Context, bail, ensure};
 use ate_testkit::{Client, Leaks};
 use ate_witness::{Examined, Seen, What};
 
-use crate::faults::Site;
+use crate::faults::{LONGEST, Site};
 use crate::resources::Resources;
 use crate::traffic::Traffic;
 use crate::{ACTORS, ATESPACE, WORKERS};
@@ -19,13 +19,36 @@ const DELETED: usize = 2;
 /// By then every lease has run out and every retry has had its turn.
 const WITHIN: Duration = Duration::from_secs(180);
 
+/// One is asked for every second or so, and most are acknowledged. With fewer than these nobody slept through the faults.
+const SUSPENDS_A_MINUTE: f64 = 6.0;
+
+/// A node is given up when it has been silent for so long while it could be heard.
+const NODE_LEASE: Duration = Duration::from_secs(15);
+
+/// What only a node has that was given up is waited for.
+const NODE_GRACE: Duration = Duration::from_secs(60);
+
+/// A request waits for a worker before it is told to come again.
+const PARK: Duration = Duration::from_secs(30);
+
+/// What no actor is unanswered for that is not stuck: it meets two of the longest faults, one after the other, with a lease that
+/// only begins to run out when each is over; what it needs was on the node that went; and all workers have somebody.
+const UNANSWERED_AT_MOST: Duration =
+    Duration::from_secs(2 * (LONGEST.as_secs() + NODE_LEASE.as_secs()) + NODE_GRACE.as_secs() + PARK.as_secs());
+
+pub(crate) struct Verdict {
+    pub(crate) examined: Examined,
+    pub(crate) unanswered: (String, Duration),
+}
+
 /// `before`: what the processes had when all was well and everybody slept.
 pub(crate) async fn judge(
     site: &mut Site,
     traffic: &Traffic,
     seen: &[Seen],
     before: &Resources,
-) -> anyhow::Result<Examined> {
+    length: Duration,
+) -> anyhow::Result<Verdict> {
     // Nobody was away for all of it.
     for actor in crate::actors() {
         let answered = |seen: &&Seen| seen.actor == actor && matches!(seen.what, What::Answered { .. });
@@ -42,6 +65,16 @@ pub(crate) async fn judge(
         }
     }
     let examined = traffic.explained()?;
+    let suspends = (length.as_secs_f64() / 60.0 * SUSPENDS_A_MINUTE).ceil();
+    ensure!(
+        examined.suspends as f64 >= suspends,
+        "{} suspends were acknowledged, not {suspends}: too few to show anything",
+        examined.suspends
+    );
+    let seen = traffic.seen();
+    let each = crate::actors().map(|actor| (unanswered(&seen, &actor), actor));
+    let (longest, actor) = each.max().context("there are actors")?;
+    ensure!(longest <= UNANSWERED_AT_MOST, "{actor} had no answer for {longest:?}, more than {UNANSWERED_AT_MOST:?}");
 
     // Nobody needs a worker when everybody sleeps, and nothing is under way.
     let api = site.cluster.running("api").first().context("a replica runs")?.clone();
@@ -89,7 +122,26 @@ pub(crate) async fn judge(
     site.cluster.unmount().await;
     let leaks = || Leaks::of(site.cluster.directory(), None);
     settled("nothing is left", || async { leaks().is_empty() }).await.with_context(|| leaks().to_string())?;
-    Ok(examined)
+    Ok(Verdict { examined, unanswered: (actor, longest) })
+}
+
+/// The longest time from a request to the next answer that anybody got: who asks is not told to wait while others are answered.
+fn unanswered(seen: &[Seen], actor: &str) -> Duration {
+    let of = |seen: &&Seen| seen.actor == actor && matches!(seen.what, What::Answered { .. } | What::Unanswered);
+    let mut asked: Vec<u64> = seen.iter().filter(of).map(|seen| seen.begun).collect();
+    let answers = seen.iter().filter(of).filter(|seen| matches!(seen.what, What::Answered { .. }));
+    let mut answers: Vec<u64> = answers.map(|seen| seen.ended).collect();
+    asked.sort_unstable();
+    answers.sort_unstable();
+    // Whoever never got one waited until the last had given up.
+    answers.extend(seen.iter().filter(of).map(|seen| seen.ended).max());
+    let mut since = 0;
+    let times = answers.into_iter().map(|answered| {
+        let waiting = asked.get(asked.partition_point(|begun| *begun < since)).copied();
+        since = answered;
+        waiting.map_or(0, |begun| answered.saturating_sub(begun))
+    });
+    Duration::from_micros(times.max().unwrap_or(0))
 }
 
 /// Waits until everybody sleeps and no worker has anybody.
@@ -147,4 +199,23 @@ fn half(snapshots: &Path) -> Vec<PathBuf> {
     let below = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
     let all = below(snapshots.to_owned()).flat_map(below);
     all.filter(|snapshot| !snapshot.join("manifest.json").exists()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_long_nobody_was_answered_counts_from_the_first_who_asked() {
+        let seen = |begun, ended, what| Seen { actor: "a".into(), begun, ended, what };
+        let answered =
+            |begun, ended| seen(begun, ended, What::Answered { generation: 1, launch: 1, nonce: 1, count: 1 });
+        let refused = |begun, ended| seen(begun, ended, What::Unanswered);
+        let longest = |all: &[Seen]| unanswered(all, "a").as_micros();
+        assert_eq!(longest(&[answered(0, 5), answered(100, 103)]), 5, "nobody asked in between");
+        assert_eq!(longest(&[answered(0, 5), refused(20, 30), refused(40, 50), answered(60, 70)]), 50);
+        assert_eq!(longest(&[answered(0, 5), refused(20, 30), refused(40, 90)]), 70, "and there was none in the end");
+        assert_eq!(longest(&[answered(0, 5), refused(4, 90), answered(10, 12)]), 5, "others were answered meanwhile");
+        assert_eq!(unanswered(&[answered(0, 5)], "b"), Duration::ZERO);
+    }
 }

@@ -65,6 +65,8 @@ pub struct Report {
     pub unanswered: (String, Duration),
     /// Suspends that were asked for and not acknowledged: nothing was promised for them.
     pub refused_suspends: usize,
+    /// Acknowledged, and no promise: what had answered was lost before, as history tells.
+    pub excused_suspends: usize,
 }
 
 impl fmt::Display for Report {
@@ -72,6 +74,7 @@ impl fmt::Display for Report {
         let Examined { actors, answers, unanswered, suspends, generations } = self.examined;
         writeln!(f, "{actors} actors: {answers} counts answered, {unanswered} not, over {generations} generations")?;
         writeln!(f, "{suspends} suspends acknowledged as durable, {} not", self.refused_suspends)?;
+        writeln!(f, "{} more acknowledged that had nothing to keep", self.excused_suspends)?;
         let (actor, unanswered) = &self.unanswered;
         writeln!(f, "unanswered for the longest time: {actor}, for {:.1} s", unanswered.as_secs_f64())?;
         let faults: Vec<String> = self.faults.iter().map(|(name, count)| format!("{name} {count}")).collect();
@@ -109,8 +112,9 @@ pub async fn run(plan: &Plan) -> anyhow::Result<Report> {
     let mut faults = Faults::new(StdRng::seed_from_u64(plan.seed));
     match without_panic(ordeal(plan, &mut site, &mut faults, &traffic)).await {
         Ok(Verdict { examined, unanswered }) => {
-            let (refused_suspends, failpoints) = (traffic.refused_suspends(), faults.reached);
-            Ok(Report { faults: faults.counts, failpoints, examined, unanswered, refused_suspends })
+            let (refused_suspends, excused_suspends) = (traffic.refused_suspends(), traffic.excused_suspends());
+            let failpoints = faults.reached;
+            Ok(Report { faults: faults.counts, failpoints, examined, unanswered, refused_suspends, excused_suspends })
         }
         Err(error) => {
             let kept = match keep(&plan.evidence, &site.cluster, &traffic.seen(), faults.told()) {

@@ -42,6 +42,7 @@ pub struct Traffic {
     wrong: Mutex<Vec<String>>,
     asks: Mutex<Asks>,
     refused_suspends: AtomicUsize,
+    excused_suspends: AtomicUsize,
 }
 
 impl Traffic {
@@ -54,11 +55,17 @@ impl Traffic {
             wrong: Mutex::default(),
             asks: Mutex::default(),
             refused_suspends: AtomicUsize::new(0),
+            excused_suspends: AtomicUsize::new(0),
         }
     }
 
     pub(crate) fn refused_suspends(&self) -> usize {
         self.refused_suspends.load(Ordering::Relaxed)
+    }
+
+    /// Those that were acknowledged and promise nothing: nobody had answered before, or history says that it was lost before.
+    pub(crate) fn excused_suspends(&self) -> usize {
+        self.excused_suspends.load(Ordering::Relaxed)
     }
 
     pub(crate) fn seen(&self) -> Vec<Seen> {
@@ -174,8 +181,12 @@ impl Traffic {
         let answered = self.answered(actor, begun);
         // Whichever replica knows: this one may have just been killed. Nobody is asked when all is over.
         let history = match client.try_history(ATESPACE, actor).await {
-            Ok(history) => history,
+            Ok(history) => Some(history),
             Err(_) => self.history(actor).await,
+        };
+        let Some(history) = history else {
+            let what = format!("nobody tells the history behind a suspend of {actor}, acknowledged at {now}");
+            return self.wrong.lock().push(what);
         };
         let line = |entry: &ate_testkit::HistoryEntry| Line {
             generation: entry.generation,
@@ -186,24 +197,27 @@ impl Traffic {
         let covered = answered.filter(|&answered| covers(answered, &told, alone));
         let saved = history.iter().rfind(|entry| entry.event == "Suspended").map(|entry| entry.generation);
         let noted: BTreeSet<u64> = covered.into_iter().chain(saved.filter(|saved| Some(*saved) > covered)).collect();
+        if noted.is_empty() {
+            self.excused_suspends.fetch_add(1, Ordering::Relaxed);
+        }
         for generation in noted {
             self.saw(actor, begun, What::Suspended { generation });
         }
     }
 
     /// As the first replica tells it that answers.
-    async fn history(&self, actor: &str) -> Vec<ate_testkit::HistoryEntry> {
+    async fn history(&self, actor: &str) -> Option<Vec<ate_testkit::HistoryEntry>> {
         let begun = Instant::now();
         while begun.elapsed() < ANSWER_WITHIN {
             for api in &self.apis {
                 let Ok(client) = Client::at(api.clone(), self.router).await else { continue };
                 if let Ok(history) = client.try_history(ATESPACE, actor).await {
-                    return history;
+                    return Some(history);
                 }
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        Vec::new()
+        None
     }
 
     /// The newest generation that had answered by then.

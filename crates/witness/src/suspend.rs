@@ -2,7 +2,8 @@
 //!
 //! It covers what was answered before it was asked for. What the system says of it is no evidence: one that acknowledges what
 //! it has just lost names an older generation, and all would seem well. So it counts for the newest generation that has
-//! answered, unless the actor's history tells that this one was lost by something else than the save that is acknowledged.
+//! answered, unless the actor's history tells that this one was lost by something else than the save that is acknowledged. That much
+//! of what the system says is believed: one that makes up a loss in its history is not found out here.
 
 use std::collections::BTreeMap;
 

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   traffic.rs   counts actors up and puts them to sleep, and writes down what it saw
+//!   churn.rs     makes actors, pauses, forks and restarts them, and deletes them again
 //!   faults.rs    kills, stops and fills whatever there is, one fault after the other, and mends it again
 //!   resources.rs what processes hold, before and after
 //!   verdict.rs   afterwards: what was seen can be explained, nobody is stuck, nothing is left
@@ -10,6 +11,7 @@
 //!
 //! The faults are drawn from a seed. What they meet is not: this is no simulation.
 
+mod churn;
 mod faults;
 mod resources;
 mod traffic;
@@ -32,6 +34,7 @@ use rand::rngs::StdRng;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::churn::Churn;
 use crate::faults::{Faults, Site};
 use crate::resources::Resources;
 pub use crate::traffic::Traffic;
@@ -63,6 +66,8 @@ pub struct Report {
     pub examined: Examined,
     /// Who had to be asked for the longest time until there was an answer, and how long that was.
     pub unanswered: (String, Duration),
+    /// Actors that were made beside, and deleted again.
+    pub deleted: usize,
     /// Suspends that were asked for and not acknowledged: nothing was promised for them.
     pub refused_suspends: usize,
     /// Acknowledged, and no promise: what had answered was lost before, as history tells.
@@ -75,6 +80,7 @@ impl fmt::Display for Report {
         writeln!(f, "{actors} actors: {answers} counts answered, {unanswered} not, over {generations} generations")?;
         writeln!(f, "{suspends} suspends acknowledged as durable, {} not", self.refused_suspends)?;
         writeln!(f, "{} more acknowledged that had nothing to keep", self.excused_suspends)?;
+        writeln!(f, "{} actors made, forked, restarted and deleted", self.deleted)?;
         let (actor, unanswered) = &self.unanswered;
         writeln!(f, "unanswered for the longest time: {actor}, for {:.1} s", unanswered.as_secs_f64())?;
         let faults: Vec<String> = self.faults.iter().map(|(name, count)| format!("{name} {count}")).collect();
@@ -111,10 +117,18 @@ pub async fn run(plan: &Plan) -> anyhow::Result<Report> {
     let traffic = Arc::new(Traffic::new(&site.cluster));
     let mut faults = Faults::new(StdRng::seed_from_u64(plan.seed));
     match without_panic(ordeal(plan, &mut site, &mut faults, &traffic)).await {
-        Ok(Verdict { examined, unanswered }) => {
+        Ok(Verdict { examined, unanswered, deleted }) => {
             let (refused_suspends, excused_suspends) = (traffic.refused_suspends(), traffic.excused_suspends());
             let failpoints = faults.reached;
-            Ok(Report { faults: faults.counts, failpoints, examined, unanswered, refused_suspends, excused_suspends })
+            Ok(Report {
+                faults: faults.counts,
+                failpoints,
+                examined,
+                unanswered,
+                deleted,
+                refused_suspends,
+                excused_suspends,
+            })
         }
         Err(error) => {
             let kept = match keep(&plan.evidence, &site.cluster, &traffic.seen(), faults.told()) {
@@ -134,6 +148,8 @@ async fn ordeal(plan: &Plan, site: &mut Site, faults: &mut Faults, traffic: &Arc
     let before = at_rest(site, &site.cluster.client(&api, 0).await, traffic).await?;
     let stop = CancellationToken::new();
     let running = AbortOnDropHandle::new(tokio::spawn(Arc::clone(traffic).run(plan.seed, stop.clone())));
+    let churn = Arc::new(Churn::new(Arc::clone(traffic)));
+    let churning = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&churn).run(stop.clone())));
     let until = Instant::now() + plan.length;
     let mut inflicted = Ok(());
     // However slow the machine is, there is something to show.
@@ -146,7 +162,8 @@ async fn ordeal(plan: &Plan, site: &mut Site, faults: &mut Faults, traffic: &Arc
     stop.cancel();
     running.await?;
     inflicted?;
-    let verdict = verdict::judge(site, traffic, &traffic.seen(), &before, plan.length).await?;
+    churning.await??;
+    let verdict = verdict::judge(site, (traffic, &churn), &before, plan.length).await?;
     let never = faults.never();
     ensure!(plan.length < EVERYTHING_WITHIN || never.is_empty(), "never inflicted: {}", never.join(", "));
     Ok(verdict)

@@ -22,7 +22,7 @@ use crate::ATESPACE;
 
 /// How long a client waits for its answer: longer than a wake may take after a node was lost. No request may be without one
 /// for so long, if it is only that there is none now.
-const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
 /// A suspend that was not acknowledged may still begin for so long: its replica stood still, or its commit was under way.
 const BEGUN_LATE: Duration = Duration::from_secs(60);
@@ -43,6 +43,8 @@ pub struct Traffic {
     asks: Mutex<Asks>,
     refused_suspends: AtomicUsize,
     excused_suspends: AtomicUsize,
+    /// How often a replica was chosen by turns.
+    turns: AtomicUsize,
 }
 
 impl Traffic {
@@ -56,6 +58,7 @@ impl Traffic {
             asks: Mutex::default(),
             refused_suspends: AtomicUsize::new(0),
             excused_suspends: AtomicUsize::new(0),
+            turns: AtomicUsize::new(0),
         }
     }
 
@@ -140,16 +143,14 @@ impl Traffic {
     pub async fn count(&self, actor: &str) -> Option<Reply> {
         let begun = self.now();
         let wrong = |what: String| self.wrong.lock().push(format!("{actor}, asked at {begun}: {what}"));
-        let reply = match tokio::time::timeout(ANSWER_WITHIN, post(self.router, actor)).await {
-            Ok(answer) => read(actor, &answer.unwrap_or_default()).unwrap_or_else(|what| {
-                wrong(what);
-                None
-            }),
-            Err(_) => {
-                wrong(format!("not even an error within {ANSWER_WITHIN:?}"));
-                None
-            }
+        let reply = match self.asked(actor, "POST", "/").await {
+            Ok(Some(reply)) => counted(reply).map(Some),
+            other => other,
         };
+        let reply = reply.unwrap_or_else(|what| {
+            wrong(what);
+            None
+        });
         let what = reply.as_ref().map_or(What::Unanswered, |reply| What::Answered {
             generation: reply.generation,
             launch: u64::from_str_radix(&reply.launch, 16).unwrap_or(0),
@@ -158,6 +159,28 @@ impl Traffic {
         });
         self.saw(actor, begun, what);
         reply
+    }
+
+    /// What an actor has, without counting; `None` if there was no answer.
+    pub(crate) async fn peek(&self, actor: &str) -> Option<Reply> {
+        self.asked(actor, "GET", "/peek").await.unwrap_or_else(|what| {
+            self.wrong.lock().push(format!("{actor}, peeked at until {}: {what}", self.now()));
+            None
+        })
+    }
+
+    /// An error: what cannot be.
+    async fn asked(&self, actor: &str, method: &str, path: &str) -> Result<Option<Reply>, String> {
+        match tokio::time::timeout(ANSWER_WITHIN, send(self.router, actor, method, path)).await {
+            Ok(answer) => read(actor, &answer.unwrap_or_default()),
+            Err(_) => Err(format!("not even an error within {ANSWER_WITHIN:?}")),
+        }
+    }
+
+    /// Somebody who speaks with one of the replicas, now this and now that; `None` if it is not there.
+    pub(crate) async fn client(&self) -> Option<Client> {
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        Client::at(self.apis[turn % self.apis.len()].clone(), self.router).await.ok()
     }
 
     /// Asks for a suspend. What counts is that it was acknowledged.
@@ -242,10 +265,10 @@ async fn pause(dice: &mut StdRng, between: std::ops::Range<Duration>, stop: &Can
 }
 
 /// A request that nobody on its way may repeat; what was answered, as far as it came.
-async fn post(router: u16, actor: &str) -> std::io::Result<Vec<u8>> {
+async fn send(router: u16, actor: &str, method: &str, path: &str) -> std::io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(("127.0.0.1", router)).await?;
     let head = format!(
-        "POST / HTTP/1.1\r\nHost: {actor}.{ATESPACE}.localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        "{method} {path} HTTP/1.1\r\nHost: {actor}.{ATESPACE}.localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).await?;
     let mut answer = Vec::new();
@@ -274,9 +297,16 @@ fn read(actor: &str, answer: &[u8]) -> Result<Option<Reply>, String> {
     let is_nonce = |text: &str| u64::from_str_radix(text, 16).is_ok();
     match &reply {
         reply if reply.actor != actor => Err(format!("somebody else answers: {reply:?}")),
-        reply if reply.memory < 1 || reply.file != reply.memory => Err(format!("memory and file differ: {reply:?}")),
         reply if !is_nonce(&reply.nonce) || !is_nonce(&reply.launch) => Err(format!("it has no nonce: {reply:?}")),
         _ => Ok(Some(reply)),
+    }
+}
+
+/// What nobody has restarted has counted in its memory as in its file.
+fn counted(reply: Reply) -> Result<Reply, String> {
+    match reply.memory {
+        1.. if reply.file == reply.memory => Ok(reply),
+        _ => Err(format!("memory and file differ: {reply:?}")),
     }
 }
 
@@ -296,7 +326,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_cannot_be_is_told_from_none() {
-        let read = |text: &str| read("c0", text.as_bytes());
+        let read = |text: &str| read("c0", text.as_bytes())?.map(counted).transpose();
         let whole = answer("200 OK", &body("c0", 2, 2));
         assert_eq!(read(&whole).expect("it can be").expect("an answer").memory, 2);
         for none in ["", "HTTP/1.1 200 OK\r\n", &whole[..whole.len() - 1], &answer("503 Service Unavailable", "later")]

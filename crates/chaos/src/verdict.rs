@@ -8,6 +8,7 @@ use anyhow::{Context, bail, ensure};
 use ate_testkit::{Client, Leaks};
 use ate_witness::{Examined, Seen, What};
 
+use crate::churn::Churn;
 use crate::faults::{LONGEST, Site};
 use crate::resources::Resources;
 use crate::traffic::Traffic;
@@ -17,7 +18,7 @@ use crate::{ACTORS, ATESPACE, WORKERS};
 const DELETED: usize = 2;
 
 /// By then every lease has run out and every retry has had its turn.
-const WITHIN: Duration = Duration::from_secs(180);
+pub(crate) const WITHIN: Duration = Duration::from_secs(180);
 
 /// One is asked for every second or so, and most are acknowledged. With fewer than these nobody slept through the faults.
 const SUSPENDS_A_MINUTE: f64 = 6.0;
@@ -39,17 +40,18 @@ const UNANSWERED_AT_MOST: Duration =
 pub(crate) struct Verdict {
     pub(crate) examined: Examined,
     pub(crate) unanswered: (String, Duration),
+    pub(crate) deleted: usize,
 }
 
 /// `before`: what the processes had when all was well and everybody slept.
 pub(crate) async fn judge(
     site: &mut Site,
-    traffic: &Traffic,
-    seen: &[Seen],
+    (traffic, churn): (&Traffic, &Churn),
     before: &Resources,
     length: Duration,
 ) -> anyhow::Result<Verdict> {
     // Nobody was away for all of it.
+    let seen = traffic.seen();
     for actor in crate::actors() {
         let answered = |seen: &&Seen| seen.actor == actor && matches!(seen.what, What::Answered { .. });
         ensure!(seen.iter().any(|seen| answered(&seen)), "actor {actor} never answered while there were faults");
@@ -81,6 +83,9 @@ pub(crate) async fn judge(
     let client = site.cluster.client(&api, 0).await;
     sleeping(&client).await?;
     settled("no operation is left", || async { operations(site) == 0 }).await?;
+    churn.judge(&client).await.context("of those that were made beside")?;
+    settled("no operation is left", || async { operations(site) == 0 }).await?;
+    settled("every worker is free again", || free(&client)).await?;
     let stored = || stored(&site.minio.directory().join(ate_testkit_minio::BUCKET));
     settled("nothing is stored that nobody refers to", || async { is_whole(&stored(), ACTORS + 1) })
         .await
@@ -122,7 +127,7 @@ pub(crate) async fn judge(
     site.cluster.unmount().await;
     let leaks = || Leaks::of(site.cluster.directory(), None);
     settled("nothing is left", || async { leaks().is_empty() }).await.with_context(|| leaks().to_string())?;
-    Ok(Verdict { examined, unanswered: (actor, longest) })
+    Ok(Verdict { examined, unanswered: (actor, longest), deleted: churn.deleted() })
 }
 
 /// The longest time from a request to the next answer that anybody got: who asks is not told to wait while others are answered.

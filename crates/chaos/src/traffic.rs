@@ -36,6 +36,8 @@ pub struct Traffic {
     /// The sockets of the replicas, of which any will do.
     apis: Vec<PathBuf>,
     router: u16,
+    /// Between suspends that somebody asks for.
+    suspends: std::ops::Range<Duration>,
     begun: Instant,
     seen: Mutex<Vec<Seen>>,
     /// Answers that cannot be, and requests without any.
@@ -52,6 +54,7 @@ impl Traffic {
         Self {
             apis: cluster.running("api").iter().map(|api| cluster.data(api).join("api.sock")).collect(),
             router: cluster.router_port(0),
+            suspends: SUSPENDS,
             begun: Instant::now(),
             seen: Mutex::default(),
             wrong: Mutex::default(),
@@ -60,6 +63,11 @@ impl Traffic {
             excused_suspends: AtomicUsize::new(0),
             turns: AtomicUsize::new(0),
         }
+    }
+
+    /// With other times between suspends.
+    pub fn suspending(self, between: std::ops::Range<Duration>) -> Self {
+        Self { suspends: between, ..self }
     }
 
     pub(crate) fn refused_suspends(&self) -> usize {
@@ -128,7 +136,7 @@ impl Traffic {
         let suspends = tasks.clone();
         tasks.spawn(async move {
             let actors: Vec<String> = crate::actors().collect();
-            while pause(&mut dice, SUSPENDS, &stopped).await {
+            while pause(&mut dice, traffic.suspends.clone(), &stopped).await {
                 let actor = actors[dice.random_range(0..actors.len())].clone();
                 let api = traffic.apis[dice.random_range(0..traffic.apis.len())].clone();
                 let traffic = Arc::clone(&traffic);

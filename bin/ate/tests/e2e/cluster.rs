@@ -210,7 +210,9 @@ async fn a_replica_that_is_killed_under_load_loses_nothing_and_leaves_nobody_stu
     for name in ate_chaos::actors() {
         client.create_counter(ATESPACE, &name).await;
     }
-    let (traffic, stop) = (Arc::new(Traffic::new(&cluster)), CancellationToken::new());
+    // As many suspends as there are wakes: there is hardly a moment at which none that was asked for is on its way.
+    let between = Duration::from_millis(20)..Duration::from_millis(150);
+    let (traffic, stop) = (Arc::new(Traffic::new(&cluster).suspending(between)), CancellationToken::new());
     let running = tokio::spawn(Arc::clone(&traffic).run(1, stop.clone()));
     let (mut taken_over, mut acknowledged) = (0, 0);
     for _ in 0..KILLS {
@@ -235,6 +237,14 @@ async fn a_replica_that_is_killed_under_load_loses_nothing_and_leaves_nobody_stu
         client.until("it can be put to sleep", || async { client.try_suspend(ATESPACE, &name).await.is_ok() }).await;
     }
     traffic.explained().unwrap_or_else(|error| panic!("{error:#}\n{}", client.logged()));
+    // Its node and workers lived all the while, so there is no excuse for a loss either.
+    for name in ate_chaos::actors() {
+        let history = client.history(ATESPACE, &name).await;
+        assert!(
+            history.iter().all(|entry| !["Lost", "FellBack"].contains(&entry.event.as_str())),
+            "{name}: {history:?}"
+        );
+    }
     let free = || async { client.workers().await.iter().all(|worker| worker.actor_id.is_empty()) };
     client.until("every worker is free", free).await;
     cluster.restart("api-0").await;

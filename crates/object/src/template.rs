@@ -219,7 +219,7 @@ impl ActorTemplateSpec {
 impl Idle {
     /// Soon enough that a few workers serve many, late enough that whoever talks to an actor does not notice.
     pub const USUAL: Self =
-        Self { freeze_after: Some(Interval::from_secs(30)), suspend_after: Some(Interval::from_secs(300)) };
+        Self { freeze_after: Some(Interval::from_secs(10)), suspend_after: Some(Interval::from_secs(300)) };
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

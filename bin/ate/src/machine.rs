@@ -13,7 +13,8 @@ use ate_identity::{ClientCertificates, Identity, Role};
 use ate_name::{GOLDEN_ATESPACE, NodeName};
 use ate_node::Node;
 use ate_orders::NodeEvent;
-use ate_store::{Kind, Prefix, Store};
+use ate_snapshot::InstanceKey;
+use ate_store::{Change, CommitError, Key, Kind, Prefix, Store};
 use ate_sys::SocketPath;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
@@ -233,16 +234,49 @@ pub(crate) fn info(identity: &Identity, router_url: String) -> ate_apiserver::In
     }
 }
 
-/// Who an instance is, or a new one if the store knows of no actors: the key of their snapshots is a part of it.
+/// Who an instance is, or a new one if the store knows of no actors: the key of their snapshots is a part of it. All who use a store
+/// are one instance: an actor that one of them made could not be saved by the nodes of another.
 pub(crate) async fn own_identity(directory: &Path, store: &dyn Store) -> anyhow::Result<Identity> {
-    if !directory.join(AUTHORITY).exists() && has_actors(store).await? {
+    if !directory.join(AUTHORITY).exists() && is_used(store).await? {
         bail!(
-            "there is no identity in {}, but the store has actors, whose snapshots only its key can read\n  \
-             bring that directory back as it was when they were made; if it is lost, so are they: begin with another store",
+            "there is no identity in {}, but the store is in use: it has replicas or nodes, or actors whose snapshots only \
+             their instance's key can read\n  copy the directory `identity` of a replica that uses this store, or bring that \
+             directory back as it was; if it is lost, so are the actors: begin with another store",
             directory.display()
         );
     }
-    Ok(Identity::open(directory)?)
+    let identity = Identity::open(directory)?;
+    let key = Key::new(Kind::Meta, ["instance"]).expect("constant segments");
+    let ours = InstanceKey::from_bytes(identity.instance_key()).id().to_string();
+    loop {
+        let owner = store.get(&key).await?;
+        let change = match &owner {
+            Some(owner) if owner.value == ours => return Ok(identity),
+            Some(_) if is_used(store).await? => bail!(
+                "the store is another instance's: its key is not the one in {0}\n  \
+                 copy the directory `identity` of a replica that uses this store to {0}, or begin with another store",
+                directory.display()
+            ),
+            // That one is no more, and nothing was made with its key.
+            Some(owner) => Change::new().replace(owner, ours.clone()),
+            None => Change::new().create(key.clone(), ours.clone()),
+        };
+        match store.commit(change).await {
+            // Somebody else has just been faster.
+            Ok(_) | Err(CommitError::Conflict { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Whether anybody's work depends on who the instance of a store is, or somebody is at it.
+async fn is_used(store: &dyn Store) -> anyhow::Result<bool> {
+    for kind in [Kind::Replica, Kind::Node] {
+        if !store.list(&Prefix::all(kind), None, 1).await?.records.is_empty() {
+            return Ok(true);
+        }
+    }
+    has_actors(store).await
 }
 
 /// Golden ones do not count: their snapshots are read without a key.

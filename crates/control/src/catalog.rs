@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::golden::is_over;
 use crate::records::{Read, each, encode, made_from, object_key, object_name};
+use crate::save::location;
 use crate::{Code, Control, ControlError};
 
 /// A template, and how far its golden snapshot is.
@@ -235,6 +236,9 @@ impl Control {
         let new = configs(objects);
         for (index, object) in objects.iter().enumerate() {
             object.validate().map_err(invalid)?;
+            if let Object::ActorTemplate(template) = object {
+                location(template)?;
+            }
             if let Object::SandboxConfig(config) = object {
                 // Those that this very apply replaces count as what they will be.
                 let kept = existing

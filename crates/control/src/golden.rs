@@ -59,7 +59,7 @@ impl Control {
     pub(crate) async fn drive_golden(self: &Arc<Self>, driver: &Driver, key: &ObjectKey) -> Result<(), ControlError> {
         let uid = TemplateUid::from_bytes(*driver.op.as_bytes());
         let (mut tries, mut patience) = (0, Patience::new());
-        let (ours, template, made) = loop {
+        let (ours, made) = loop {
             // By what the store says now: what is known here may be old, and a golden that is made must never be removed.
             let Some(ours) = self.ours(driver.op).await? else { return Ok(()) };
             let template = match self.stored_template(key, uid).await {
@@ -81,7 +81,7 @@ impl Control {
                     tracing::warn!(template = %key, %error, "making the golden snapshot anew");
                     patience.wait(self).await?;
                 }
-                made => break (ours, template, made),
+                made => break (ours, made),
             }
         };
         match made {
@@ -90,10 +90,15 @@ impl Control {
             Err(error) if error.code == Code::NotFound => {}
             Err(error) => {
                 tracing::warn!(template = %key, %error, "the golden snapshot could not be made");
-                let output = format!(
-                    "what it printed, if anything: ate logs {} -a {GOLDEN_ATESPACE}",
-                    golden_actor(template.uid).name
-                );
+                if self.ours(driver.op).await?.is_none() {
+                    return Ok(());
+                }
+                // One that could not be saved still runs: its worker is for others.
+                let golden = golden_actor(uid);
+                if let Some(read) = self.actor_if_any(&golden).await? {
+                    self.end_golden(&golden, read.value.generation, "its golden snapshot could not be made").await?;
+                }
+                let output = format!("what it printed, if anything: ate logs {} -a {GOLDEN_ATESPACE}", golden.name);
                 self.set_status(key, uid, [ours.clone()], |status| {
                     status.phase = TemplatePhase::Failed;
                     status.reason = format!("{}\n  {output}", error.text);
@@ -149,7 +154,7 @@ impl Control {
             error.saying(text)
         })?;
         let generation = read().await?.value.generation;
-        self.end_trial(&actor, generation).await?;
+        self.end_golden(&actor, generation, "the trial of the golden snapshot is over").await?;
         // Only together with the very actor whose snapshot it is: somebody else may be making it anew.
         let made = read().await?;
         if made.value.snapshots.durable != golden {
@@ -204,12 +209,17 @@ impl Control {
         }
     }
 
-    async fn end_trial(self: &Arc<Self>, key: &ActorKey, generation: ate_name::Generation) -> Result<(), ControlError> {
+    async fn end_golden(
+        self: &Arc<Self>,
+        key: &ActorKey,
+        generation: ate_name::Generation,
+        why: &str,
+    ) -> Result<(), ControlError> {
         let read = self.actor(key).await?;
         if let Some(lease) = read.value.lease() {
             let _ = self.nodes.discard(&lease.node, lease.worker, read.value.uid, generation).await;
         }
-        self.lost(key, generation, "the trial of the golden snapshot is over").await
+        self.lost(key, generation, why).await
     }
 
     /// The golden actor, if there is one and nothing is being done with it.

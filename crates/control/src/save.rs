@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ate_actor::{Actor, Event, Intent, Lease, Phase, Scope, SnapshotRef};
 use ate_name::{ActorKey, GOLDEN_ATESPACE, NodeName, OpId, WorkerUid};
+use ate_object::ActorTemplate;
 use ate_orders::{Capture, Captured, ForgetOrder, Identity, NodeError, SnapshotAt, SnapshotOrder, Stored};
 use ate_snapshot::{Home, Location, SnapshotId, SnapshotKey};
 use ate_store::Guard;
@@ -515,7 +516,11 @@ impl Control {
 }
 
 fn home(actor: &Actor, template: &Template) -> Result<Home, ControlError> {
-    let location = Location::parse(&template.object.spec.snapshots_config.location)
-        .map_err(|error| ControlError::precondition(error.to_string()))?;
-    Ok(Home { location, actor: actor.key.clone(), uid: actor.uid })
+    Ok(Home { location: location(&template.object)?, actor: actor.key.clone(), uid: actor.uid })
+}
+
+/// Where a template's snapshots go.
+pub(crate) fn location(template: &ActorTemplate) -> Result<Location, ControlError> {
+    Location::parse(&template.spec.snapshots_config.location)
+        .map_err(|error| ControlError::invalid(format!("ActorTemplate {}: {error}", template.metadata.key())))
 }

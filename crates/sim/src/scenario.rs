@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ate_actor::{Actor, Intent, Phase};
-use ate_control::{ActorChange, Asked, Assigned, AuditEntry, ControlError, Quota, Replicas, Settings, WorkerRecord};
+use ate_control::{
+    ActorChange, Asked, Assigned, AuditEntry, ControlError, Quota, Replicas, Settings, TemplatePhase, WorkerRecord,
+};
 use ate_name::{ActorKey, ActorUid, NodeName, ObjectKey};
 use ate_store::Kind;
 use futures::StreamExt;
@@ -220,6 +222,21 @@ impl Stage {
         let name = ObjectKey::new("sim", "another");
         let found = self.simulation.clients.call(async |replica| Ok(replica.control.template(&name))).await;
         Some(found?.ok()??.status.golden.as_ref()?.prefix.clone())
+    }
+
+    /// Why it has none, and never will.
+    pub async fn until_another_has_failed(&self) -> String {
+        let until = tokio::time::Instant::now() + CALM;
+        let name = ObjectKey::new("sim", "another");
+        loop {
+            if let Some(template) = self.first.control.template(&name)
+                && template.status.phase == TemplatePhase::Failed
+            {
+                return template.status.reason.clone();
+            }
+            assert!(tokio::time::Instant::now() < until, "{}\nnever failed", self.trace());
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
     }
 
     pub async fn until_another_is_ready(&self) -> String {

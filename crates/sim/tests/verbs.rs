@@ -583,6 +583,17 @@ fn an_actor_whose_node_has_another_address_since_is_found_there() {
 }
 
 #[test]
+fn a_golden_actor_that_cannot_be_saved_leaves_its_worker() {
+    play(async |stage: &Stage| {
+        stage.write_a_template_without_a_place().await;
+        let reason = stage.until_another_has_failed().await;
+        assert!(reason.contains("has no scheme"), "{reason}");
+        stage.until_no_worker_is_nobodys().await;
+        assert_eq!(stage.count().await, 2);
+    });
+}
+
+#[test]
 fn nodes_that_were_told_more_than_the_store_knows_are_refused_by_name() {
     play(async |stage: &Stage| {
         stage.sleep(10).await;

@@ -83,6 +83,20 @@ async fn what_an_actor_prints_and_what_runs_in_it_is_at_hand() {
 }
 
 #[tokio::test]
+async fn a_template_whose_snapshots_have_no_place_is_refused() {
+    let mut machine = Machine::start(ATE).await;
+    let template = machine.template("nowhere", "", "").replace("gs://", "");
+    let file = machine.directory().join("nowhere.yaml");
+    std::fs::write(&file, template).expect("a file");
+    let said = machine.cli(&["apply", "-f", file.to_str().expect("text")]).await;
+    let names = |what: &str| said.stderr.contains(what);
+    assert!(said.code == 1 && names("nowhere") && names("scheme://bucket/path"), "{said:?}");
+    let said = machine.cli(&["get", "templates"]).await;
+    assert!(!said.stdout.contains("nowhere"), "{said:?}");
+    machine.stop().await;
+}
+
+#[tokio::test]
 async fn a_template_that_does_not_come_up_says_why() {
     let mut machine = Machine::start(ATE).await;
     let with = |name: &str, command: &str| machine.template(name, &format!("    command: {command}"), "");
@@ -150,9 +164,14 @@ async fn a_store_with_actors_is_not_given_another_identity() {
     std::fs::rename(&identity, &away).expect("it is there");
     let data = machine.data();
     let listen = ["--listen", "127.0.0.1:0", "--api-listen", "127.0.0.1:0"];
-    let said = machine.cli(&[&["dev", "--data-dir", data.to_str().expect("text")][..], &listen].concat()).await;
+    let verb = [&["dev", "--data-dir", data.to_str().expect("text")][..], &listen].concat();
+    let said = machine.cli(&verb).await;
     assert!(said.code == 1 && said.stderr.contains("there is no identity in"), "{said:?}");
     assert!(!identity.exists());
+    ate_identity::Identity::open(&identity).expect("one of another instance");
+    let said = machine.cli(&verb).await;
+    assert!(said.code == 1 && said.stderr.contains("the store is another instance's"), "{said:?}");
+    std::fs::remove_dir_all(&identity).expect("it is there");
     std::fs::rename(&away, &identity).expect("nobody made another");
     machine.restart().await;
     assert_eq!(machine.count("space", "a").await.memory, 2);

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use ate_actor::{Actor, Event};
-use ate_control::{Assignee, NodeRecord, WorkerRecord};
-use ate_name::{ActorKey, ActorUid, Generation};
+use ate_control::{Assignee, NodeRecord, Template, TemplateStatus, WorkerRecord};
+use ate_name::{ActorKey, ActorUid, Generation, TemplateUid};
 use ate_orders::Ingress;
 use ate_store::{Change, Key, Kind, Record, Store};
 
@@ -115,6 +115,19 @@ impl Stage {
         let worker: WorkerRecord = serde_json::from_slice(&record.value).expect("a worker");
         let value = serde_json::to_vec(&WorkerRecord { ingress: Ingress::Socket("nowhere".into()), ..worker });
         let change = Change::new().replace(&record, value.expect("a worker is JSON"));
+        self.simulation.store.memory.commit(change).await.expect("memory does not fail");
+    }
+
+    /// Writes a template as an earlier build would have taken it, whose golden actor cannot be saved.
+    pub async fn write_a_template_without_a_place(&self) {
+        let record = self.simulation.store.all(Kind::Template).await.into_iter().next().expect("there is one");
+        let mut template: Template = serde_json::from_slice(&record.value).expect("a template");
+        template.uid = TemplateUid::from_random([8; 16]);
+        template.object.metadata.name = "another".to_owned();
+        template.object.spec.snapshots_config.location = "nowhere".to_owned();
+        template.status = TemplateStatus::default();
+        let key = Key::parse(Kind::Template, "sim/another").expect("a key");
+        let change = Change::new().put(key, serde_json::to_vec(&template).expect("a template is JSON"));
         self.simulation.store.memory.commit(change).await.expect("memory does not fail");
     }
 

@@ -1,12 +1,26 @@
 //! An older backup of the store is restored while nodes, disks and durable storage are where they are.
 
 use ate_actor::{Actor, Phase};
+use ate_name::NodeName;
 use ate_sim::scenario::{Stage, play};
 
 /// Suspended with one count when the backup is made.
 async fn backed_up(stage: &Stage) -> ate_sim::Backup {
     assert!(stage.suspend().await);
     stage.back_up().await
+}
+
+/// Paused with two counts on a node that is cut off when the backup is restored, which knows of that node or does not.
+async fn restored_while_its_node_is_silent(stage: &Stage, is_known: bool) -> NodeName {
+    let backup = backed_up(stage).await;
+    assert_eq!(stage.count().await, 2);
+    let node = stage.node().await;
+    stage.storage_away(true);
+    stage.pause_elsewhere().await;
+    stage.cut_off(&node, true);
+    stage.restore(if is_known { backup } else { backup.without(&node) }).await;
+    stage.storage_away(false);
+    node
 }
 
 #[test]
@@ -63,14 +77,7 @@ fn what_only_a_node_has_is_there_when_an_older_backup_is_restored() {
 fn nothing_is_concluded_before_every_node_can_have_been_heard_of() {
     for is_known in [true, false] {
         play(async |stage: &Stage| {
-            let backup = backed_up(stage).await;
-            assert_eq!(stage.count().await, 2);
-            let node = stage.node().await;
-            stage.storage_away(true);
-            stage.pause_elsewhere().await;
-            stage.cut_off(&node, true);
-            stage.restore(if is_known { backup } else { backup.without(&node) }).await;
-            stage.storage_away(false);
+            let node = restored_while_its_node_is_silent(stage, is_known).await;
             let comes_late = async {
                 stage.sleep(8).await;
                 stage.cut_off(&node, false);
@@ -85,14 +92,7 @@ fn nothing_is_concluded_before_every_node_can_have_been_heard_of() {
 fn a_node_that_comes_while_others_are_asked_is_asked_too() {
     for is_known in [true, false] {
         play(async |stage: &Stage| {
-            let backup = backed_up(stage).await;
-            assert_eq!(stage.count().await, 2);
-            let node = stage.node().await;
-            stage.storage_away(true);
-            stage.pause_elsewhere().await;
-            stage.cut_off(&node, true);
-            stage.restore(if is_known { backup } else { backup.without(&node) }).await;
-            stage.storage_away(false);
+            let node = restored_while_its_node_is_silent(stage, is_known).await;
             // By then it is gone for good, or was never heard of.
             stage.sleep(100).await;
             let others: Vec<_> = stage.nodes().into_iter().filter(|other| *other != node).collect();

@@ -178,12 +178,6 @@ const MUTATIONS: &[Mutation] = &[
         from: "given_up: true, restored: true, ",
         to: "",
     },
-    Mutation {
-        name: "a node that comes back in time loses what only it has",
-        file: "crates/control/src/nodes.rs",
-        from: "self.is_gone_for_good_by(node, &record).then(|| record.unchanged())",
-        to: "self.is_gone_for_good_by(node, &record).then(|| Guard::Present(node_key(node)))",
-    },
 ];
 
 /// The seeds of one mutation take a minute or two; a control plane that goes round in circles takes for ever.

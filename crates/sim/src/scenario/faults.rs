@@ -24,6 +24,16 @@ impl Stage {
         self.first.process.lose_when(point);
     }
 
+    /// The first replica stands still when it comes to a point, for so many seconds; waits until it does.
+    pub async fn until_first_stands_still(&self, point: &str, seconds: u64) {
+        self.first.process.stand_still_when(point, Duration::from_secs(seconds));
+        let until = tokio::time::Instant::now() + crate::CALM;
+        while !self.first.process.stands_still() {
+            assert!(tokio::time::Instant::now() < until, "{}\nnever came to it", self.trace());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     /// Whether there was such an order.
     pub fn was_never_answered(&self) -> bool {
         self.first.process.has_lost()
